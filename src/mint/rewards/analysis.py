@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mint.rewards.answers.checks import check_answer
 from mint.rewards.answers.extraction import final_answer
@@ -17,18 +17,6 @@ from mint.rewards.scoring import Scored
 from mint.rewards.shaping.aspects import is_cut_off
 from mint.rewards.shaping.formats import match_format_exactly
 
-Pattern = Literal[
-    "right",
-    "empty",
-    "truncated",
-    "no number",
-    "wrong format",
-    "off by sign",
-    "off by scale",
-    "off by one",
-    "close",
-    "wrong",
-]
 _SCALES = tuple(Fraction(10) ** power for power in range(-12, 13) if power)
 _BINS = 10
 _SHOWN = 200
@@ -101,11 +89,8 @@ class Analysis:
 
     def plot(self, path: str | Path) -> Path:
         """Write the histogram as SVG."""
-        title = (
-            f"{self.count} rewards, mean {self.mean:.3f}, std {self.std:.3f}, "
-            f"skewness {self.skewness:+.2f}"
-        )
-        path = Path(path)
+        found = f"mean {self.mean:.3f}, std {self.std:.3f}, skewness {self.skewness:+.2f}"
+        title, path = f"{self.count} rewards, {found}", Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(standalone(bar_chart(self.histogram), title), encoding="utf-8")
         return path
@@ -193,7 +178,7 @@ def _histogram(rewards: Sequence[float]) -> tuple[tuple[float, float, int], ...]
 
 def failure_pattern(
     response: str | None, ground_truth: Gold, expected_format: str | None = None
-) -> Pattern:
+) -> str:
     """Return why a response is wrong: the first pattern that matches.
 
     >>> failure_pattern("The answer is -42.", 42), failure_pattern("420", 42)
@@ -210,9 +195,9 @@ def failure_pattern(
     if is_cut_off(text[-100_000:]):
         return "truncated"
     gold, number = read_gold(ground_truth).number, final_answer(text).number
-    if gold is None:
+    if gold is None or gold.value is None:
         return "wrong"
-    if number is None or number.value is None or gold.value is None:
+    if number is None or number.value is None:
         return "no number"
     value, right = number.value, gold.value
     if value == -right:

@@ -23,7 +23,6 @@ class Probed:
 
 
 _NUMBERS = range(-100, 1001)
-_REPEATED_GOLD = "repeated gold"
 _PROBES = {
     "empty": "",
     "white space": " \n\t ",
@@ -45,7 +44,7 @@ _PROBES = {
     "gold denied": "The answer is not {gold}. It is unknown.",
     "gold among others": "<answer>{gold}, 0, 1, 2, 3</answer>",
     "gold first, other last": "It is {gold}. The answer is zebra.",
-    _REPEATED_GOLD: "The answer is {gold}. " * 50,
+    "repeated gold": "The answer is {gold}. " * 50,
 }
 """Degenerate answers by name. ``{prompt}`` and ``{gold}`` are replaced by those of a sample."""
 
@@ -65,14 +64,14 @@ def audit_reward(reward: RewardLike, samples: Sequence[Sample]) -> list[Probed]:
     if not samples:
         raise ValueError("audit_reward() needs at least one sample with a prompt and an answer.")
     checked = as_reward(reward)
-    golds = ["" if sample.gold is None else str(sample.gold) for sample in samples]
-    honest = run(checked.outcomes([_honest(s, g) for s, g in zip(samples, golds, strict=True)]))
+    known = [(sample, "" if sample.gold is None else str(sample.gold)) for sample in samples]
+    honest = run(checked.outcomes([_honest(sample, gold) for sample, gold in known]))
     best = max((o.total for o in honest if isinstance(o, Score)), default=None)
     findings = []
     for probe, answer in _PROBES.items():
         tried = [
             replace(s, response=answer.replace("{gold}", g).replace("{prompt}", s.prompt))
-            for s, g in zip(samples, golds, strict=True)
+            for s, g in known
             if g or "{gold}" not in answer
         ]
         if tried:
@@ -82,11 +81,13 @@ def audit_reward(reward: RewardLike, samples: Sequence[Sample]) -> list[Probed]:
 
 
 def _honest(sample: Sample, gold: str) -> Sample:
+    if sample.response:
+        return sample
     expected = str(sample.metadata.get("format", sample.metadata.get("expected_format", "")))
-    response = sample.response or f"The answer is {gold}."
-    if not sample.response and "[NUM]" in expected:
+    response = f"The answer is {gold}."
+    if "[NUM]" in expected:
         response = expected.replace("[TEXT]", "We compute it.").replace("[NUM]", gold)
-    elif not sample.response and "[TEXT]" in expected:
+    elif "[TEXT]" in expected:
         response = gold.join(expected.rsplit("[TEXT]", 1)).replace("[TEXT]", "We compute it.")
     return replace(sample, response=response)
 
@@ -102,7 +103,7 @@ def _finding(
         return Probed(probe, "ok", None, best, "")
     highest, sample = max(totals, key=lambda pair: pair[0])
     full = best if best and best > 0 else 1.0
-    if probe == _REPEATED_GOLD:
+    if probe == "repeated gold":
         finding: Finding = "hackable" if highest > full else "ok"
     elif highest >= 0.5 * full:
         finding = "hackable"

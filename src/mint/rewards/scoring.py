@@ -5,7 +5,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mint.rewards.reward import RewardLike, as_reward, run
 from mint.rewards.score import Failure, Sample, Score
@@ -71,18 +70,15 @@ class Scorer:
                 scored.append(Scored(sample, None, str(outcome)))
             else:
                 scored.append(Scored(sample, outcome))
-        self._check()
+        if self.seen >= self.min_samples and self.failures > self.max_failure_share * self.seen:
+            most = self.reasons.most_common(3)
+            reasons = ", ".join(f"{reason} ({count}×)" for reason, count in most)
+            raise TooManyFailures(
+                f"{self.failures} of {self.seen} samples could not be scored, more than the "
+                f"{self.max_failure_share:.0%} allowed: {reasons}. Try the reward on a file of "
+                "samples with `mint rewards test`, or raise max_failure_share."
+            )
         return scored
-
-    def _check(self) -> None:
-        if self.seen < self.min_samples or self.failures <= self.max_failure_share * self.seen:
-            return
-        reasons = ", ".join(f"{reason} ({count}×)" for reason, count in self.reasons.most_common(3))
-        raise TooManyFailures(
-            f"{self.failures} of {self.seen} samples could not be scored, more than the "
-            f"{self.max_failure_share:.0%} allowed: {reasons}. Try the reward on a file of samples "
-            "with `mint rewards test`, or raise max_failure_share."
-        )
 
     def metrics(self) -> dict[str, float]:
         """Return metrics to log beside the rewards."""
@@ -91,5 +87,5 @@ class Scorer:
 
 
 def _log(sample: Sample, failure: Failure) -> None:
-    shown: dict[str, Any] = {"prompt": sample.prompt[:500], "response": sample.response[:2000]}
+    shown = {"prompt": sample.prompt[:500], "response": sample.response[:2000]}
     _LOGGER.warning("not scored: %s %s", failure, json.dumps(shown, ensure_ascii=False))

@@ -20,12 +20,11 @@ _ALIASES = {
     "format": "expected_format",
     "correct_answer": "answer",
 }
-_KNOWN = (
-    "def reward(response, prompt, metadata)",
-    "def reward(response, **metadata)",
-    "def reward(response, ground_truth)   # any names that the metadata has",
-    "def reward(prompts, completions, **columns)   # returns a list",
-)
+_KNOWN = """
+  def reward(response, prompt, metadata)
+  def reward(response, **metadata)
+  def reward(response, ground_truth)   # any names that the metadata has
+  def reward(prompts, completions, **columns)   # returns a list"""
 
 
 class SignatureError(TypeError):
@@ -104,5 +103,4 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 def _refused(function: Callable[..., Any], reason: str) -> SignatureError:
     name = getattr(function, "__name__", type(function).__name__)
-    known = "\n  ".join(_KNOWN)
-    return SignatureError(f"{name} cannot be a reward: {reason}. Write it as one of\n  {known}")
+    return SignatureError(f"{name} cannot be a reward: {reason}. Write it as one of{_KNOWN}")

@@ -113,6 +113,8 @@ def test_a_gold_that_is_neither_text_nor_number_is_refused(gold: Any) -> None:
         ("<answer> x + 1 </answer>", "x + 1"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         ("It is 8, not 9.", "8"),
+        ("Ann has seven apples left.", "7"),
+        ("The answer is seven apples.", "7"),
         ("no idea", None),
         ("", None),
         (None, None),

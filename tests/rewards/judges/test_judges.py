@@ -278,6 +278,10 @@ def test_bradley_terry_recovers_the_strengths_that_made_the_wins() -> None:
     assert bradley_terry(wins, 4, prior=0.0) == pytest.approx(strengths, abs=1e-6)
 
 
+def test_an_endpoint_does_not_show_its_key() -> None:
+    assert "secret" not in repr(ChatEndpoint("judge", api_key="secret"))
+
+
 @pytest.mark.parametrize("rubric", [[], [Criterion("a", "?"), Criterion("a", "??")]])
 def test_a_rubric_without_clear_names_is_refused(rubric: list[Criterion]) -> None:
     with pytest.raises(ValueError, match="each with its own name"):

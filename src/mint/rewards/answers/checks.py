@@ -16,7 +16,6 @@ from mint.rewards.answers.gold import Gold, ReadGold, normalised, normalised_for
 from mint.rewards.answers.number import Number, find_numbers, parse_number
 from mint.rewards.answers.plaintext import plain, strip_latex
 
-PARTIAL_CREDIT = 0.5
 PARTIAL_RANGE = Fraction(1, 10)
 _SCANNED = 50_000
 _CLAUSE = re.compile(r"[.;:!?](?:\s|$)|,\s|\s(?:because|since|as|so|which|where)\s|\s[-(]")
@@ -63,7 +62,7 @@ def check_answer(response: str | None, ground_truth: Gold) -> float:
         return 0.0
     if answer.number.same_as(gold.number):
         return 1.0
-    return PARTIAL_CREDIT if answer.number.near(gold.number, PARTIAL_RANGE) else 0.0
+    return 0.5 if answer.number.near(gold.number, PARTIAL_RANGE) else 0.0
 
 
 def is_correct(response: str | None, ground_truth: Gold) -> bool:

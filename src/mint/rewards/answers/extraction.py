@@ -184,9 +184,8 @@ def _balanced(text: str, start: int) -> str | None:
 
 def _contained(content: str, source: Source) -> FoundAnswer:
     """Return the answer in a tag or box; an expression or a list is not a number."""
-    inner = last_boxed(content) if source == "tag" else None
-    if inner is not None:
-        return _contained(inner, source)
+    if source == "tag" and (inner := last_boxed(content)) is not None:
+        content = inner
     span, number = content.strip(), parse_number(content)
     if number is None and not _is_list_or_expression(span):
         number = _open_answer(content).number
@@ -202,11 +201,10 @@ def _is_list_or_expression(content: str) -> bool:
         return False
     first, last = numbers[0], numbers[-1]
     gaps = [text[a.end : b.start] for a, b in pairwise(numbers)]
-    if gaps and all(_BETWEEN_LIST_ITEMS.fullmatch(gap) for gap in gaps):
+    is_list = len(gaps) > 0 and all(_BETWEEN_LIST_ITEMS.fullmatch(gap) for gap in gaps)
+    if is_list or any(_OPERATOR.fullmatch(gap) for gap in gaps):
         return True
-    if any(_OPERATOR.fullmatch(gap) for gap in gaps):
-        return True
-    factorial = text[last.end :].startswith("!")
+    factorial = text.startswith("!", last.end)
     return bool(factorial or _continues(text, last) or _CALL.search(text[: first.start]))
 
 
@@ -229,12 +227,9 @@ def _open_answer(text: str) -> FoundAnswer:
         end = start
     if (number := _called_the_answer(text)) is not None:
         return FoundAnswer(_written(number), "called", number)
-    number = _before_reasons(text) or last_number(text)
+    number = _before_reasons(text) or last_number(text) or last_spelt_number(text)
     if number is not None:
         return FoundAnswer(_written(number), "last number", number)
-    spelt = last_spelt_number(text)
-    if spelt is not None:
-        return FoundAnswer(text.strip(), "last number", spelt)
     return FoundAnswer(text.strip(), "text" if text.strip() else "none")
 
 
@@ -290,19 +285,16 @@ def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
             return FoundAnswer(line, source, numbers[-1])
         return FoundAnswer(line, source, None if _continues(window, first) else first)
     spelt = next(spelt_numbers(window), None)
-    if spelt is not None:
-        before = _FILLER.sub("", window[: spelt.start], count=1)
-        if not any(map(str.isalpha, before)):
-            return FoundAnswer(line, source, spelt)
-    return FoundAnswer(line, source, last_number(text[start:]))
+    if spelt is None or any(map(str.isalpha, _FILLER.sub("", window[: spelt.start], count=1))):
+        return FoundAnswer(line, source, last_number(text[start:]))
+    return FoundAnswer(line, source, spelt)
 
 
 def _called_the_answer(text: str) -> Number | None:
     call = _last(_CALLED.finditer(text, max(0, len(text) - _MARKERS_READ)))
     if call is None:
         return None
-    sentence = _SENTENCE.split(text[max(0, call.start() - 200) : call.start()])[-1]
-    return last_number(sentence)
+    return last_number(_SENTENCE.split(text[max(0, call.start() - 200) : call.start()])[-1])
 
 
 def _last(matches: Iterator[re.Match[str]]) -> re.Match[str] | None:

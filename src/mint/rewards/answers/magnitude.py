@@ -61,8 +61,10 @@ def magnitude(text: str) -> tuple[Value, bool]:
     if parts["science"]:
         value *= power_of_ten(_LAST_INTEGER.findall(parts["science"])[-1])
     elif parts["latex"]:
-        fraction, exact = _latex_fraction(parts["latex"])
-        value += fraction
+        sides = _LATEX_SIDES.findall(parts["latex"].partition("frac")[2])
+        (top, top_exact), (bottom, bottom_exact) = map(_side, sides)
+        value += Fraction(top) / bottom
+        exact = top_exact and bottom_exact
     elif parts["root"]:
         root, exact = _root(parts["root"])
         value = value * root if parts["whole"] else root
@@ -88,12 +90,6 @@ def power_of_ten(text: str) -> Value:
     if abs(exponent) > MAX_EXPONENT:
         raise ValueError("too many digits")
     return 10**exponent if exponent >= 0 else Fraction(1, 10**-exponent)
-
-
-def _latex_fraction(text: str) -> tuple[Value, bool]:
-    sides = _LATEX_SIDES.findall(text[text.index("frac") + 4 :])
-    (top, top_exact), (bottom, bottom_exact) = (_side(side) for side in sides[:2])
-    return Fraction(top) / bottom, top_exact and bottom_exact
 
 
 def _side(text: str) -> tuple[Value, bool]:

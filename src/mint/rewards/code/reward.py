@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import os
 import socket
 import time
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mint.rewards.answers.extraction import last_block
-from mint.rewards.code.inside.wire import Gone, MessageSocket, decode, encode, no_reference, refuse
-from mint.rewards.code.sandbox import Limits, Sandbox, python_command
+from mint.rewards.code.inside.wire import Gone, MessageSocket
+from mint.rewards.code.sandbox import Limits, Sandbox, compiled
 from mint.rewards.code.tests import (
     AssertTest,
     CallTest,
@@ -27,7 +26,6 @@ from mint.rewards.score import Sample, Score
 _PYTHON = frozenset(["py", "python", "python3"])
 _CHECKER_LIMITS = Limits(cpu_seconds=60, memory_mb=1024)
 _STARTING_SECONDS = 10.0
-_JOB_LIMIT = 1 << 30
 
 
 class BrokenTest(RuntimeError):
@@ -123,11 +121,8 @@ class CodeReward(SingleReward):
 def _reason(results: Sequence[TestResult]) -> str:
     """Say how many tests passed, and why the first that failed did."""
     failed = [(number, each) for number, each in enumerate(results, 1) if not each.passed]
-    said = f"{len(results) - len(failed)} of {len(results)} tests passed"
-    if not failed:
-        return said
-    number, first = failed[0]
-    return f"{said}; test {number}: {first.error or 'failed'}"
+    first = [f"; test {number}: {each.error or 'failed'}" for number, each in failed[:1]]
+    return f"{len(results) - len(failed)} of {len(results)} tests passed{''.join(first)}"
 
 
 def _run_checker(
@@ -138,15 +133,15 @@ def _run_checker(
     The checker asks for a fresh program when the last one ended; this side only starts processes
     and passes descriptors. It never reads what the program writes.
     """
-    module, names = assert_module(tuple(t for t in tests if isinstance(t, AssertTest)), setup)
-    numbers = itertools.count()
+    asserts = [test for test in tests if isinstance(test, AssertTest)]
+    module, names = assert_module(tuple(asserts), setup)
     seconds = sandbox.limits.wall_seconds
     job = {
         "seconds": seconds,
         "limit": sandbox.limits.output_kb * 1024,
         "names": names,
         "tests": [
-            {"assert": f"test_{next(numbers)}"} if isinstance(test, AssertTest) else test.message()
+            test.message() if isinstance(test, CallTest) else {"assert": asserts.index(test)}
             for test in tests
         ],
     }
@@ -154,20 +149,15 @@ def _run_checker(
     host, theirs = socket.socketpair()
     with host, contextlib.ExitStack() as checker:
         with theirs:
-            started = Sandbox(_CHECKER_LIMITS).started(
-                python_command("checker.pyc", str(theirs.fileno())),
-                {"asserts.py": module.encode()},
-                pass_fds=[theirs.fileno()],
-                inside=("checker", "wire"),
-            )
-            checker.enter_context(started)
-        control = MessageSocket(host.fileno(), _JOB_LIMIT)
-        control.send(encode(job, refuse))
+            files = {"asserts.py": module.encode()}
+            checker.enter_context(_connected(Sandbox(_CHECKER_LIMITS), "checker", theirs, files))
+        control = MessageSocket(host.fileno())
+        control.send(job)
         results = [TestResult(False, "not run: out of time")] * len(tests)
         was_started = False
         with contextlib.ExitStack() as program, contextlib.suppress(Gone):
             while True:
-                report = decode(control.receive(deadline), no_reference)
+                report = control.receive(deadline)
                 if "need" in report:
                     was_started = True
                     program.close()
@@ -187,16 +177,21 @@ def _run_checker(
 def _program(sandbox: Sandbox, code: str, host: socket.socket) -> Iterator[None]:
     """Start the program, and send the checker a socket to it."""
     ours, theirs = socket.socketpair()
+    files = {"solution.py": code.encode(errors="replace")}
     limit = str(sandbox.limits.output_kb * 1024)
-    with ours, theirs:
-        started = sandbox.started(
-            python_command("model.pyc", str(theirs.fileno()), limit),
-            {"solution.py": code.encode(errors="replace")},
-            pass_fds=[theirs.fileno()],
-            inside=("model", "wire"),
-        )
-        with started:
-            theirs.close()
-            socket.send_fds(host, [b"p"], [ours.fileno()])
-            ours.close()
-            yield
+    with ours, theirs, _connected(sandbox, "model", theirs, files, limit):
+        theirs.close()
+        socket.send_fds(host, [b"p"], [ours.fileno()])
+        ours.close()
+        yield
+
+
+def _connected(
+    sandbox: Sandbox, script: str, end: socket.socket, files: Mapping[str, bytes], *arguments: str
+) -> contextlib.AbstractContextManager[Any]:
+    """Start one of our own scripts, which holds one end of a socket."""
+    own = {f"{name}.pyc": compiled(name) for name in (script, "wire")}
+    descriptor = end.fileno()
+    return sandbox.started(
+        f"{script}.pyc", {**own, **files}, [str(descriptor), *arguments], [descriptor]
+    )

@@ -3,6 +3,7 @@
 import contextlib
 import marshal
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from mint.rewards.code import seccomp
 
-_INSIDE = Path(__file__).parent / "inside"
+_PYTHON = os.path.realpath(sys.executable)
 _HOST_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _ERRORS_KEPT = 4000
@@ -73,10 +74,10 @@ class Sandbox:
 
     def run(self, source: str, stdin: bytes = b"") -> Ran:
         """Run a program to its end, or until a limit stops it."""
-        command = python_command("program.py")
         files = {"program.py": source.encode(errors="replace")}
         with _in_memory(stdin) as given, _in_memory() as printed, _in_memory() as errors:
-            with self.started(command, files, streams=(given, printed, errors)) as process:
+            streams = given, printed, errors
+            with self.started("program.py", files, streams=streams) as process:
                 stopped = None
                 try:
                     process.wait(self.limits.wall_seconds)
@@ -93,13 +94,13 @@ class Sandbox:
     @contextlib.contextmanager
     def started(
         self,
-        command: Sequence[str],
+        script: str,
         files: Mapping[str, bytes],
+        arguments: Sequence[str] = (),
         pass_fds: Sequence[int] = (),
-        inside: Sequence[str] = (),
         streams: tuple[int, int, int] = (subprocess.DEVNULL,) * 3,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A process with ``files`` and our own scripts ``inside`` under /box; killed at the end.
+        """A process that runs one of the ``files``, which are under /box; killed at the end.
 
         ``streams`` are its standard input, output and error. As files, they are bounded by the
         limit of what it may write.
@@ -112,16 +113,16 @@ class Sandbox:
             'exec "$@"'
         )
         shell = ["/bin/sh", "-c", limited, "sandbox"]
+        python = [_PYTHON, "-I", "-S", "-B", f"/box/{script}", *arguments]
         with contextlib.ExitStack() as descriptors:
             program = descriptors.enter_context(_in_memory(seccomp.filter_program()))
             box: list[str] = []
             held = [program]
-            compiled = {f"{name}.pyc": _compiled(name) for name in inside}
-            for name, content in {**files, **compiled}.items():
+            for name, content in files.items():
                 held.append(descriptors.enter_context(_in_memory(content)))
                 box += ["--ro-bind-data", str(held[-1]), f"/box/{name}"]
             process = subprocess.Popen(
-                [*shell, *_bubblewrap(limits), *box, *_sealed(program), *command],
+                [*shell, *_bubblewrap(limits), *box, *_sealed(program), *python],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -135,22 +136,12 @@ class Sandbox:
             process.wait()
 
 
-def python_command(script: str, *arguments: str) -> list[str]:
-    """Return the command that runs a script in /box inside the sandbox."""
-    return [_python(), "-I", "-S", "-B", f"/box/{script}", *arguments]
-
-
 @cache
-def _compiled(script: str) -> bytes:
+def compiled(script: str) -> bytes:
     """Return one of our own scripts as .pyc bytes: compiling is a third of a short run."""
-    path = _INSIDE / f"{script}.py"
+    path = Path(__file__).parent / "inside" / f"{script}.py"
     code = compile(path.read_text(encoding="utf-8"), f"/box/{script}.py", "exec")
     return MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
-
-
-@cache
-def _python() -> str:
-    return os.path.realpath(sys.executable)
 
 
 @cache
@@ -182,7 +173,7 @@ def _libraries() -> list[str]:
     prefix = Path(sys.base_prefix)
     own = [path for path in (prefix / "lib", prefix / "lib64") if path.is_dir()]
     paths = [path for path in _HOST_LIBRARIES if os.path.isdir(path)]
-    return list(dict.fromkeys([*paths, *map(str, own), _python()]))
+    return list(dict.fromkeys([*paths, *map(str, own), _PYTHON]))
 
 
 def _installed_packages() -> list[str]:
@@ -206,13 +197,13 @@ def _check() -> None:
             "Model code runs only in a sandbox, and bubblewrap is not installed. On Debian or "
             "Ubuntu, type: apt-get install bubblewrap"
         )
-    if not seccomp.supported():
+    if platform.machine() not in seccomp.ARCHITECTURES:
         raise SandboxUnavailable(
             "Model code runs only in a sandbox, whose system-call filter supports x86-64 and "
             "arm64. Score code on such a machine."
         )
     with _in_memory(seccomp.filter_program()) as program:
-        command = [*_bubblewrap(Limits()), *_sealed(program), _python(), "-I", "-S", "-c", ""]
+        command = [*_bubblewrap(Limits()), *_sealed(program), _PYTHON, "-I", "-S", "-c", ""]
         tried = subprocess.run(
             command, capture_output=True, pass_fds=[program], env={"PATH": os.defpath}, timeout=60
         )

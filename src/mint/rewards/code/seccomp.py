@@ -18,8 +18,7 @@ _OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
 _CLONE_THREAD = 0x00010000
 _FOREIGN_ABI = 0x40000000  # x32 calls on x86-64 would pass under other numbers
 
-
-_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _DENIED = {  # the numbers on x86-64 and aarch64
     "fork": (57, None),
@@ -59,18 +58,13 @@ _DENIED = {  # the numbers on x86-64 and aarch64
 }
 
 
-def supported() -> bool:
-    """Return whether a filter exists for this machine."""
-    return platform.machine() in _ARCHITECTURES
-
-
 def filter_program() -> bytes:
     """Return the filter for this machine, in the kernel's classic BPF."""
     machine = platform.machine()
-    column = list(_ARCHITECTURES).index(machine)
+    column = list(ARCHITECTURES).index(machine)
     program = [
         _instruction(_LOAD, _OFFSET_ARCHITECTURE),
-        _instruction(_EQUAL, _ARCHITECTURES[machine], if_true=1),
+        _instruction(_EQUAL, ARCHITECTURES[machine], if_true=1),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _OFFSET_NUMBER),
         _instruction(_AT_LEAST, _FOREIGN_ABI, if_false=1),

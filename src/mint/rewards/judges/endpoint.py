@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -29,10 +28,6 @@ class JudgeFailed(RuntimeError):
     """The judge gave no usable answer. This never becomes a score."""
 
 
-class BudgetSpent(JudgeFailed):
-    """The judge's budget is spent."""
-
-
 @dataclass
 class Budget:
     """Limits of an endpoint: requests sent, and tokens in and out. None means no limit."""
@@ -43,10 +38,10 @@ class Budget:
     spent_tokens: int = 0
 
     def spend(self) -> None:
-        """Count one request, or raise :class:`BudgetSpent`."""
+        """Count one request, or raise :class:`JudgeFailed`."""
         limits = ((self.requests, self.spent_requests), (self.tokens, self.spent_tokens))
         if any(limit is not None and spent >= limit for limit, spent in limits):
-            raise BudgetSpent(
+            raise JudgeFailed(
                 f"The judge's budget is spent: {self.spent_requests} requests and "
                 f"{self.spent_tokens} tokens. Raise Budget(requests=..., tokens=...)."
             )
@@ -63,7 +58,7 @@ class ChatEndpoint:
 
     model: str
     url: str = "https://api.openai.com/v1"
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     temperature: float = 0.0
     max_tokens: int = 512
     timeout: float = 60.0
@@ -79,7 +74,7 @@ class ChatEndpoint:
             raise ValueError("ChatEndpoint needs parallel >= 1, retries >= 0 and timeout > 0.")
         how = self.timeout, self.retries, self.retry_wait, self.parallel
         self._connection = Connection(self.url, self.api_key, *how)
-        self._kept: OrderedDict[str, str] = OrderedDict()
+        self._kept: dict[str, str] = {}
         self._asking: dict[str, asyncio.Future[str]] = {}
 
     async def ask(
@@ -93,8 +88,8 @@ class ChatEndpoint:
             "max_tokens": self.max_tokens,
         }
         if schema is not None:
-            format_ = {"name": "answer", "schema": dict(schema), "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": format_}
+            wanted = {"name": "answer", "schema": dict(schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": wanted}
         key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
         if (kept := self._recall(key)) is not None:
             return kept
@@ -104,20 +99,21 @@ class ChatEndpoint:
         return await asyncio.shield(asking)  # others may wait for it too
 
     async def ask_json(
-        self, messages: Sequence[Message], schema: Mapping[str, Any]
+        self, system: str, parts: Sequence[str], schema: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the answer as a JSON object that follows ``schema``; ask again once if not."""
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": "\n\n".join(parts)},
+        ]
         answer = await self.ask(messages, schema)
         try:
             return read_object(answer, schema)
         except JudgeFailed as error:
             complaint = f"{error} Answer again with only the JSON object."
-            again = [
-                *messages,
-                {"role": "assistant", "content": answer},
-                {"role": "user", "content": complaint},
-            ]
-            return read_object(await self.ask(again, schema), schema)
+            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "user", "content": complaint})
+            return read_object(await self.ask(messages, schema), schema)
 
     async def _answered(self, key: str, body: dict[str, Any]) -> str:
         try:
@@ -149,7 +145,6 @@ class ChatEndpoint:
 
     def _recall(self, key: str) -> str | None:
         if key in self._kept:
-            self._kept.move_to_end(key)
             return self._kept[key]
         if self.cache is not None and (path := self.cache / key).is_file():
             return path.read_text(encoding="utf-8")
@@ -158,7 +153,7 @@ class ChatEndpoint:
     def _keep(self, key: str, answer: str) -> None:
         self._kept[key] = answer
         if len(self._kept) > self.cache_size:
-            self._kept.popitem(last=False)
+            del self._kept[next(iter(self._kept))]  # the oldest
         if self.cache is not None:
             self.cache.mkdir(parents=True, exist_ok=True)
             part = self.cache / f"{key}.{os.getpid()}.part"
@@ -170,25 +165,24 @@ class NoReply(RuntimeError):
     """An endpoint did not reply, or refused; the message is the last problem."""
 
 
+@dataclass(repr=False)
 class Connection:
     """Requests to one endpoint: at most ``parallel`` in flight, and transient errors are retried.
 
     The key is that of the environment (``OPENAI_API_KEY``) if none is given.
     """
 
-    def __init__(
-        self,
-        url: str,
-        api_key: str | None,
-        timeout: float,
-        retries: int,
-        retry_wait: float,
-        parallel: int,
-    ) -> None:
-        key = api_key or os.environ.get("OPENAI_API_KEY")
-        self.url, self._timeout, self._parallel = url.rstrip("/"), timeout, parallel
+    url: str
+    api_key: str | None
+    timeout: float
+    retries: int
+    retry_wait: float
+    parallel: int
+
+    def __post_init__(self) -> None:
+        key = self.api_key or os.environ.get("OPENAI_API_KEY")
+        self.url = self.url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._retries, self._retry_wait = retries, retry_wait
         self._takes_new_limit = False
         self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._places = WeakKeyDictionary()
@@ -203,36 +197,31 @@ class Connection:
         ``max_completion_tokens`` in place of ``max_tokens``, in later requests too.
         """
         loop = asyncio.get_running_loop()
-        places = self._places.setdefault(loop, asyncio.Semaphore(self._parallel))
-        client = httpx.AsyncClient(timeout=self._timeout, headers=self._headers)
-        async with places, client:
-            return await self._post(client, f"{self.url}/{path}", body, count)
-
-    async def _post(
-        self, client: httpx.AsyncClient, url: str, body: dict[str, Any], count: Callable[[], None]
-    ) -> httpx.Response:
+        places = self._places.setdefault(loop, asyncio.Semaphore(self.parallel))
+        client = httpx.AsyncClient(timeout=self.timeout, headers=self._headers)
         problem, attempt = "no request was sent", 0
-        if self._takes_new_limit:
-            body[_NEW_LIMIT] = body.pop(_LIMIT)
-        while attempt <= self._retries:
-            count()
-            try:
-                reply = await client.post(url, json=body)
-            except httpx.HTTPError as error:
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if reply.status_code < 300:
-                    self._takes_new_limit = _NEW_LIMIT in body
-                    return reply
-                if reply.status_code == 400 and _adapt(body, reply.text):
-                    continue
-                problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
-                if reply.status_code not in _RETRIED:
-                    break
-            if attempt < self._retries:
-                wait = self._retry_wait * 2**attempt * (0.5 + random.random())
-                await asyncio.sleep(min(_LONGEST_WAIT, wait))
-            attempt += 1
+        async with places, client:
+            if self._takes_new_limit:
+                body[_NEW_LIMIT] = body.pop(_LIMIT)
+            while attempt <= self.retries:
+                count()
+                try:
+                    reply = await client.post(f"{self.url}/{path}", json=body)
+                except httpx.HTTPError as error:
+                    problem = f"{type(error).__name__}: {error}"
+                else:
+                    if reply.status_code < 300:
+                        self._takes_new_limit = _NEW_LIMIT in body
+                        return reply
+                    if reply.status_code == 400 and _adapt(body, reply.text):
+                        continue
+                    problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
+                    if reply.status_code not in _RETRIED:
+                        break
+                if attempt < self.retries:
+                    wait = self.retry_wait * 2**attempt * (0.5 + random.random())
+                    await asyncio.sleep(min(_LONGEST_WAIT, wait))
+                attempt += 1
         raise NoReply(problem)
 
 
@@ -261,8 +250,7 @@ def read_object(answer: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise JudgeFailed(f"The judge's answer is not JSON ({error}): {answer[:200]}") from None
     except jsonschema.ValidationError as error:
-        raise JudgeFailed(
-            f"The judge's answer does not match the schema: {error.message}."
-        ) from None
+        said = f"The judge's answer does not match the schema: {error.message}."
+        raise JudgeFailed(said) from None
     assert isinstance(value, dict)
     return value

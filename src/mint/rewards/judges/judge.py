@@ -1,7 +1,7 @@
 """Grade answers with a language model and a rubric of weighted criteria."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,44 +56,31 @@ class JudgeReward(SingleReward):
         self.longest = longest
 
     async def score_one(self, sample: Sample) -> Score:
-        grades = await self.endpoint.ask_json(self._messages(sample), self._schema())
-        low, high = self.scale
-        values = {c.name: (grades[c.name]["grade"] - low) / (high - low) for c in self.rubric}
-        weights = sum(criterion.weight for criterion in self.rubric)
-        total = sum(c.weight * values[c.name] for c in self.rubric) / weights
-        reasons = {c.name: str(grades[c.name]["reason"]) for c in self.rubric}
-        return Score(total, values, reasons)
-
-    def _messages(self, sample: Sample) -> list[dict[str, str]]:
         criteria = "\n".join(f"- {c.name}: {c.question}" for c in self.rubric)
         parts = [f"Criteria:\n{criteria}", marked("request", sample.prompt, self.longest)]
         if sample.gold is not None:
             parts.append(marked("reference answer", str(sample.gold), self.longest))
         parts.append(marked("answer to grade", sample.response, self.longest))
         low, high = self.scale
-        return [
-            {"role": "system", "content": _SYSTEM.format(low=low, high=high)},
-            {"role": "user", "content": "\n\n".join(parts)},
-        ]
+        integer = {"type": "integer", "minimum": low, "maximum": high}
+        grade = object_schema({"reason": {"type": "string"}, "grade": integer})
+        schema = object_schema({criterion.name: grade for criterion in self.rubric})
+        grades = await self.endpoint.ask_json(_SYSTEM.format(low=low, high=high), parts, schema)
+        values = {c.name: (grades[c.name]["grade"] - low) / (high - low) for c in self.rubric}
+        weights = sum(criterion.weight for criterion in self.rubric)
+        total = sum(c.weight * values[c.name] for c in self.rubric) / weights
+        reasons = {c.name: str(grades[c.name]["reason"]) for c in self.rubric}
+        return Score(total, values, reasons)
 
-    def _schema(self) -> dict[str, Any]:
-        low, high = self.scale
-        grade = {
-            "type": "object",
-            "required": ["reason", "grade"],
-            "additionalProperties": False,
-            "properties": {
-                "reason": {"type": "string"},
-                "grade": {"type": "integer", "minimum": low, "maximum": high},
-            },
-        }
-        names = [criterion.name for criterion in self.rubric]
-        return {
-            "type": "object",
-            "required": names,
-            "additionalProperties": False,
-            "properties": dict.fromkeys(names, grade),
-        }
+
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that has all these properties and no others."""
+    return {
+        "type": "object",
+        "required": list(properties),
+        "additionalProperties": False,
+        "properties": dict(properties),
+    }
 
 
 def marked(name: str, text: str, longest: int) -> str:

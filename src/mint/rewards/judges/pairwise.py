@@ -6,16 +6,17 @@ import random
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from mint.rewards.judges.endpoint import ChatEndpoint
-from mint.rewards.judges.judge import marked
+from mint.rewards.judges.judge import marked, object_schema
 from mint.rewards.reward import Reward
 from mint.rewards.score import Failure, RewardOutcome, Sample, Score
 
 Pair = tuple[int, int]
+Wins = dict[Pair, float]
 
 _ROUNDS = 10_000
 _CLOSE = 1e-10
@@ -25,15 +26,9 @@ _SYSTEM = (
     "order do not count. Give one sentence of reasons, then the better answer: A, B, or tie. "
     "Answer with a JSON object and nothing else."
 )
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["reason", "better"],
-    "additionalProperties": False,
-    "properties": {
-        "reason": {"type": "string"},
-        "better": {"type": "string", "enum": ["A", "B", "tie"]},
-    },
-}
+_SCHEMA = object_schema(
+    {"reason": {"type": "string"}, "better": {"type": "string", "enum": ["A", "B", "tie"]}}
+)
 
 
 class PairwiseJudge(Reward):
@@ -79,9 +74,9 @@ class PairwiseJudge(Reward):
         return outcomes
 
     async def _scored(self, group: list[Sample]) -> list[Score]:
-        wins: dict[Pair, float] = {}
+        wins: Wins = {}
         won = [0.0] * len(group)
-        for pairs in self._rounds(won):
+        for pairs in self._rounds(won, wins):
             verdicts = await asyncio.gather(*(self._better(group, pair) for pair in pairs))
             for (a, b), share in zip(pairs, verdicts, strict=True):
                 wins[a, b], wins[b, a] = share, 1.0 - share
@@ -93,18 +88,15 @@ class PairwiseJudge(Reward):
             for strength, each in zip(strengths, won, strict=True)
         ]
 
-    def _rounds(self, won: Sequence[float]) -> Iterator[list[Pair]]:
+    def _rounds(self, won: Sequence[float], wins: Wins) -> Iterator[list[Pair]]:
         """Yield the pairs to compare, round by round; later rounds see the wins of earlier ones."""
         order = list(range(len(won)))
         if self.mode == "round robin":
             yield list(combinations(order, 2))
             return
         random.Random(self.seed).shuffle(order)
-        met: set[frozenset[int]] = set()
         for _ in range(math.ceil(math.log2(max(2, len(won))))):
-            pairs = _neighbours(sorted(order, key=lambda player: -won[player]), met)
-            met |= {frozenset(pair) for pair in pairs}
-            yield pairs
+            yield _neighbours(sorted(order, key=lambda player: -won[player]), wins)
 
     async def _better(self, group: list[Sample], pair: Pair) -> float:
         """Return 1.0 if the first of the pair is better, 0.0 if the second is, 0.5 for a tie."""
@@ -112,33 +104,28 @@ class PairwiseJudge(Reward):
         if first.response == second.response:
             return 0.5
         orders = [(first, second, "A"), (second, first, "B")][: 2 if self.swap else 1]
+        criterion = f" by this criterion: {self.criterion}" if self.criterion else ""
+        system = _SYSTEM.format(criterion=criterion)
 
         async def asked(a: Sample, b: Sample, wanted: str) -> float:
-            answer = await self.endpoint.ask_json(self._messages(a, b), _SCHEMA)
+            parts = [
+                marked("request", a.prompt, self.longest),
+                marked("answer A", a.response, self.longest),
+                marked("answer B", b.response, self.longest),
+            ]
+            answer = await self.endpoint.ask_json(system, parts, _SCHEMA)
             return 0.5 if answer["better"] == "tie" else float(answer["better"] == wanted)
 
         shares = await asyncio.gather(*(asked(*order) for order in orders))
         return shares[0] if min(shares) == max(shares) else 0.5
 
-    def _messages(self, a: Sample, b: Sample) -> list[dict[str, str]]:
-        criterion = f" by this criterion: {self.criterion}" if self.criterion else ""
-        parts = [
-            marked("request", a.prompt, self.longest),
-            marked("answer A", a.response, self.longest),
-            marked("answer B", b.response, self.longest),
-        ]
-        return [
-            {"role": "system", "content": _SYSTEM.format(criterion=criterion)},
-            {"role": "user", "content": "\n\n".join(parts)},
-        ]
 
-
-def _neighbours(standing: list[int], met: set[frozenset[int]]) -> list[Pair]:
+def _neighbours(waiting: list[int], wins: Wins) -> list[Pair]:
     """Pair each player with the nearest in the ranking that it has not met."""
-    waiting, pairs = list(standing), []
-    while len(waiting) > 1:
+    pairs = []
+    while waiting:
         player = waiting.pop(0)
-        rival = next((r for r in waiting if frozenset((player, r)) not in met), None)
+        rival = next((rival for rival in waiting if (player, rival) not in wins), None)
         if rival is not None:
             waiting.remove(rival)
             pairs.append((player, rival))

@@ -21,8 +21,7 @@ class Combined(Reward):
         self.name, self.components, self.combine = name, dict(components), combine
 
     async def outcomes(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
-        rewards = self.components.values()
-        columns = await asyncio.gather(*(reward.outcomes(samples) for reward in rewards))
+        columns = await asyncio.gather(*(r.outcomes(samples) for r in self.components.values()))
         return [self._outcome(row) for row in zip(*columns, strict=True)]
 
     def _outcome(self, row: Sequence[RewardOutcome]) -> RewardOutcome:
@@ -34,10 +33,11 @@ class Combined(Reward):
             return Failure(self.name, error)
 
     def at(self, step: int) -> Reward:
-        return Combined(self.name, self._components_at(step), self.combine)
+        return Combined(self.name, _at(self.components, step), self.combine)
 
-    def _components_at(self, step: int) -> dict[str, Reward]:
-        return {name: reward.at(step) for name, reward in self.components.items()}
+
+def _at(rewards: Mapping[str, Reward], step: int) -> dict[str, Reward]:
+    return {name: reward.at(step) for name, reward in rewards.items()}
 
 
 def weighted(components: Mapping[str, tuple[float, RewardLike]]) -> Reward:
@@ -77,7 +77,7 @@ class Scheduled(Combined):
         self.weights_at = weights_at
 
     def at(self, step: int) -> Reward:
-        return Scheduled(self.weights_at, self._components_at(step), step)
+        return Scheduled(self.weights_at, _at(self.components, step), step)
 
 
 def schedule(
@@ -199,7 +199,7 @@ class MultiTask(Reward):
         return outcomes
 
     def at(self, step: int) -> Reward:
-        return MultiTask({task: r.at(step) for task, r in self.rewards.items()}, self.key)
+        return MultiTask(_at(self.rewards, step), self.key)
 
 
 def multi_task(rewards: Mapping[str, RewardLike], key: str = "task") -> Reward:

@@ -30,7 +30,6 @@ class Template:
     """
 
     parts: tuple[re.Pattern[str], ...]
-    tags: tuple[str, ...]
     pieces: tuple[str, ...]
 
     def find(self, text: str, at_end: bool) -> bool:
@@ -69,17 +68,13 @@ def read_template(expected_format: str) -> Template:
     pieces = [piece.strip() for piece in _PIECE.split(expected_format)]
     return Template(
         parts=(_pattern(first), *(_pattern(part) if part else _END for part in others)),
-        tags=tuple(_TAG.findall(expected_format)),
         pieces=tuple(piece for piece in pieces if piece not in ("", "[TEXT]")),
     )
 
 
 def _pattern(segment: str) -> re.Pattern[str]:
-    source = "".join(
-        rf"(?<![0-9.]){NUMBER}" if piece == "[NUM]" else _literal(piece)
-        for piece in re.split(r"(\[NUM\])", segment)
-    )
-    return re.compile(source)
+    literals = map(_literal, segment.split("[NUM]"))
+    return re.compile(rf"(?<![0-9.]){NUMBER}".join(literals))
 
 
 def _literal(piece: str) -> str:
@@ -104,11 +99,15 @@ def match_format_exactly(response: str | None, expected_format: str) -> float:
     """
     text = _read(response)
     template = read_template(expected_format)
-    if template.find(text, at_end=True) and all(text.count(tag) == 1 for tag in template.tags):
+    tags = filter(_TAG.fullmatch, template.pieces)
+    if template.find(text, at_end=True) and all(text.count(tag) == 1 for tag in tags):
         return 1.0
-    if template.find(text, at_end=False) or _literals_in_order(text, template):
+    if template.find(text, at_end=False):
         return 0.5
-    return 0.0
+    literals = [piece for piece in template.pieces if piece != "[NUM]"]
+    if _EMPTY_WORDS.issuperset(literals):
+        return 0.0
+    return 0.5 if _count_in_order(text, literals) == len(literals) else 0.0
 
 
 def _read(response: str | None) -> str:
@@ -117,13 +116,6 @@ def _read(response: str | None) -> str:
     if len(text) > 2 * _READ:
         text = f"{text[:_READ]}\n{text[-_READ:]}"
     return plain(text).rstrip()
-
-
-def _literals_in_order(text: str, template: Template) -> bool:
-    literals = [piece for piece in template.pieces if piece != "[NUM]"]
-    if all(literal in _EMPTY_WORDS for literal in literals):
-        return False
-    return _count_in_order(text, literals) == len(literals)
 
 
 def _count_in_order(text: str, pieces: Sequence[str], single_tags: bool = False) -> int:

@@ -26,15 +26,12 @@ def check_length(
     (1.0, 0.0)
     """
     text = response or ""
-    words, characters = len(text.split()), len(text)
-    sentences = len(re.findall(r"[.!?。！？](?=\s|$)", text)) if max_sentences is not None else 0
-    return float(
-        words >= min_words
-        and (max_words is None or words <= max_words)
-        and characters >= min_characters
-        and (max_characters is None or characters <= max_characters)
-        and (max_sentences is None or sentences <= max_sentences)
-    )
+    counts = [
+        (len(text.split()), min_words, max_words),
+        (len(text), min_characters, max_characters),
+        (len(re.findall(r"[.!?。！？](?=\s|$)", text)), 0, max_sentences),
+    ]
+    return float(all(low <= n and (high is None or n <= high) for n, low, high in counts))
 
 
 def check_keywords(

@@ -23,19 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-_CONTROL_LIMIT = 1 << 30
-
 
 class Host:
     """The host process, which starts programs and receives the results."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _socket.socket(fileno=descriptor)
-        self.channel = wire.MessageSocket(descriptor, _CONTROL_LIMIT)
+        self.channel = wire.MessageSocket(descriptor)
 
     def tell(self, **message: Any) -> None:
         """Send a report."""
-        self.channel.send(wire.encode(message, wire.refuse))
+        self.channel.send(message)
 
     def fresh_program(self) -> int:
         """Return a socket to a newly started program."""
@@ -53,23 +51,24 @@ class Program:
         self._host, self._seconds, self._limit = host, seconds, limit
         self._channel: wire.MessageSocket | None = None
         self._deadline = 0.0
-        self.failed: str | None = None
+        self._failed: str | None = None
+        self.module = RemoteObject(self, 0)
 
     def begin_test(self) -> None:
         """Set a new deadline, and start a new process if the last one has ended.
 
         A program that fails to load is not tried again.
         """
-        if self._channel is None:
+        if self._channel is None and self._failed is None:
             self._channel = wire.MessageSocket(self._host.fresh_program(), self._limit)
             self._deadline = time.monotonic() + self._seconds
             try:
                 loaded = self._receive()
-                self.failed = None if "ready" in loaded else str(loaded.get("failed"))[:500]
+                self._failed = None if "ready" in loaded else str(loaded.get("failed"))[:500]
             except wire.Gone as error:
-                self.failed = str(error)
-            if self.failed is not None:
-                raise wire.Gone(self.failed)
+                self._failed = str(error)
+        if self._failed is not None:
+            raise wire.Gone(self._failed)
         self._deadline = time.monotonic() + self._seconds
 
     def drop(self) -> None:
@@ -78,12 +77,12 @@ class Program:
             self._channel.close()
             self._channel = None
 
-    def ask(self, do: str, *arguments: Any, name: str = "", keywords: Any = None) -> Any:
+    def ask(self, do: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Send an operation to the program, and return its result."""
         if self._channel is None:
             raise wire.Gone("the program is gone")
-        request = {"do": do, "name": name, "args": list(arguments), "kwargs": keywords or {}}
-        self._channel.send(wire.encode(request, _number))
+        request = {"do": do, "args": list(arguments), "kwargs": keywords}
+        self._channel.send(request, _number)
         reply = self._receive()
         if "raised" in reply:
             raise _exception(str(reply["raised"]), str(reply.get("text")))
@@ -91,11 +90,14 @@ class Program:
             raise wire.Gone("the program broke the protocol")
         return reply["value"]
 
+    def call(self, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+        """Call one of the program's functions."""
+        return self.ask("call attribute", self.module, name, *arguments, **keywords)
+
     def _receive(self) -> dict[str, Any]:
         assert self._channel is not None
-        message = self._channel.receive(self._deadline)
         try:
-            reply = wire.decode(message, lambda number: RemoteObject(self, number))
+            reply = self._channel.receive(self._deadline, lambda number: RemoteObject(self, number))
         except Exception:
             raise wire.Gone("the program broke the protocol") from None
         if not isinstance(reply, dict):
@@ -118,7 +120,7 @@ class RemoteObject:
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._program.ask("call", self, *arguments, keywords=keywords)
+        return self._program.ask("call", self, *arguments, **keywords)
 
     def __iter__(self) -> Iterator[Any]:
         iterator = self._program.ask("iter", self)
@@ -155,13 +157,13 @@ class Global:
         self._program, self._name = program, name
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._program.ask("call global", *arguments, name=self._name, keywords=keywords)
+        return self._program.call(self._name, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._program.ask("global", name=self._name), name)
+        return getattr(self._program.ask("getattr", self._program.module, self._name), name)
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._program.ask("global", name=self._name) == other)
+        return bool(self._program.ask("getattr", self._program.module, self._name) == other)
 
     __hash__ = object.__hash__
 
@@ -198,15 +200,12 @@ def same(value: Any, expected: Any, tolerance: float) -> bool:
 
 def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, Any]:
     """Run one test; return whether it passed, and if not, why."""
-    if program.failed is not None:
-        return {"passed": False, "error": program.failed}
     try:
         program.begin_test()
         if "assert" in test:
-            getattr(asserts, test["assert"])()
+            getattr(asserts, f"test_{test['assert']}")()
         else:
-            called = {"name": test["function"], "keywords": test["kwargs"]}
-            value = program.ask("call global", *test["args"], **called)
+            value = program.call(test["function"], *test["args"], **test["kwargs"])
             if not same(value, test["expected"], test["tolerance"]):
                 raise AssertionError(f"returned {value!r}"[:200])
     except wire.Unsupported as error:
@@ -222,7 +221,7 @@ def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, A
 def main() -> None:
     """Run the tests that the host sends, and report each."""
     host = Host(int(sys.argv[1]))
-    job = wire.decode(host.channel.receive(), wire.no_reference)
+    job = host.channel.receive()
     program = Program(host, job["seconds"], job["limit"])
     for name in job["names"]:
         setattr(builtins, name, Global(program, name))

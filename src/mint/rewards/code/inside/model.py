@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+def _call_attribute(value: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+    return getattr(value, name)(*arguments, **keywords)
+
+
 _OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": _operator.call,
+    "call attribute": _call_attribute,
     "getattr": getattr,
     "setattr": setattr,
     "getitem": _operator.getitem,
@@ -34,44 +40,29 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def answer(request: dict[str, Any], program: Any) -> Any:
-    """Return the value that the checker asked for."""
-    do, arguments, keywords = request["do"], request["args"], request["kwargs"]
-    if do == "call global":
-        return getattr(program, request["name"])(*arguments, **keywords)
-    if do == "global":
-        return getattr(program, request["name"])
-    if do == "call":
-        return arguments[0](*arguments[1:], **keywords)
-    return _OPERATIONS[do](*arguments)
-
-
 def main() -> None:
     """Load /box/solution.py, then answer requests until the other side closes."""
     channel = wire.MessageSocket(int(sys.argv[1]), int(sys.argv[2]))
-    held: list[Any] = []  # the objects that the checker refers to, by their numbers
+    held: list[Any] = []  # what the checker refers to by number: the program, and its objects
 
     def refer(value: Any) -> int:
         held.append(value)
         return len(held) - 1
 
-    def send(message: dict[str, Any]) -> None:
-        channel.send(wire.encode(message, refer))
-
     try:
         import solution  # type: ignore[import-not-found]  # /box/solution.py, the model's program
     except BaseException as error:
-        send({"failed": f"{type(error).__name__}: {error}"[:500]})
+        channel.send({"failed": f"{type(error).__name__}: {error}"[:500]})
         return
-    send({"ready": True})
+    held.append(solution)
+    channel.send({"ready": True})
     while True:
-        request = wire.decode(channel.receive(), held.__getitem__)
+        request = channel.receive(follow=held.__getitem__)
         try:
-            reply = wire.encode({"value": answer(request, solution)}, refer)
+            value = _OPERATIONS[request["do"]](*request["args"], **request["kwargs"])
+            channel.send({"value": value}, refer)
         except Exception as error:
-            raised = {"raised": type(error).__name__, "text": str(error)[:500]}
-            reply = wire.encode(raised, refer)
-        channel.send(reply)
+            channel.send({"raised": type(error).__name__, "text": str(error)[:500]})
 
 
 if __name__ == "__main__":

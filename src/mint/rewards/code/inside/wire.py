@@ -28,43 +28,44 @@ class Unsupported(Exception):
     """A value that cannot be sent."""
 
 
-def encode(value: Any, refer: Callable[[Any], int]) -> bytes:
+def refuse(value: Any) -> int:
+    """Refuse everything but plain values, for :func:`encode`."""
+    raise Unsupported(f"a {type(value).__name__} is not a plain value")
+
+
+def no_reference(number: int) -> Any:
+    """Refuse everything but plain values, for :func:`decode`."""
+    raise Unsupported(f"reference {number} is not a plain value")
+
+
+def encode(value: Any, refer: Callable[[Any], int] = refuse) -> bytes:
     """Encode a value as bytes; ``refer`` numbers objects that are not plain."""
-    parts: list[bytes] = []
-    _encode(value, refer, parts)
-    return b"".join(parts)
-
-
-def _encode(value: Any, refer: Callable[[Any], int], parts: list[bytes]) -> None:
     if value is None or value is True or value is False:
-        parts.append({None: b"n", True: b"t", False: b"f"}[value])
-    elif isinstance(value, int):
-        parts.append(b"i%x;" % int.__int__(value))
-    elif isinstance(value, float):
-        parts.append(b"d" + float.hex(value).encode() + b";")
-    elif isinstance(value, complex):
-        parts.append(f"c{float.hex(value.real)},{float.hex(value.imag)};".encode())
-    elif isinstance(value, str):
+        return {None: b"n", True: b"t", False: b"f"}[value]
+    if isinstance(value, int):
+        return b"i%x;" % int.__int__(value)
+    if isinstance(value, float):
+        return b"d" + float.hex(value).encode() + b";"
+    if isinstance(value, complex):
+        return f"c{float.hex(value.real)},{float.hex(value.imag)};".encode()
+    if isinstance(value, str):
         text = str.encode(value, "utf-8", "surrogatepass")
-        parts.append(b"s%d:" % len(text) + text)
-    elif isinstance(value, bytes | bytearray):
-        parts.append(b"b%d:" % len(value) + bytes(value))
-    elif isinstance(value, dict):
-        _encode_all(b"m", [x for pair in dict.items(value) for x in pair], refer, parts)
-    else:
-        for letter, kind in _COLLECTIONS.items():
-            if isinstance(value, kind):
-                _encode_all(letter, list(kind.__iter__(value)), refer, parts)
-                return
-        parts.append(b"r%x;" % refer(value))
+        return b"s%d:" % len(text) + text
+    if isinstance(value, bytes | bytearray):
+        return b"b%d:" % len(value) + bytes(value)
+    if isinstance(value, dict):
+        return _encode_all(b"m", [x for pair in dict.items(value) for x in pair], refer)
+    for letter, kind in _COLLECTIONS.items():
+        if isinstance(value, kind):
+            return _encode_all(letter, list(kind.__iter__(value)), refer)
+    return b"r%x;" % refer(value)
 
 
-def _encode_all(
-    letter: bytes, items: list[Any], refer: Callable[[Any], int], parts: list[bytes]
-) -> None:
-    parts.append(letter + b"%d:" % len(items))
-    for item in items:
-        _encode(item, refer, parts)
+def _encode_all(letter: bytes, items: list[Any], refer: Callable[[Any], int]) -> bytes:
+    parts = [letter + b"%d:" % len(items)]
+    for item in items:  # a comprehension would be one more call for each level of nesting
+        parts.append(encode(item, refer))
+    return b"".join(parts)
 
 
 def decode(data: bytes, follow: Callable[[int], Any]) -> Any:
@@ -116,15 +117,16 @@ def _scalar(kind: bytes, text: str, follow: Callable[[int], Any]) -> Any:
 
 
 class MessageSocket:
-    """Messages over a socket, each at most ``limit`` bytes."""
+    """Values over a socket, each at most ``limit`` bytes."""
 
-    def __init__(self, descriptor: int, limit: int) -> None:
+    def __init__(self, descriptor: int, limit: int = 1 << 30) -> None:
         self._descriptor = descriptor
         self._limit = limit
         self._buffer = bytearray()
 
-    def send(self, message: bytes) -> None:
-        """Send one message; :class:`Gone` when the other side has ended or it is too long."""
+    def send(self, value: Any, refer: Callable[[Any], int] = refuse) -> None:
+        """Send one value; :class:`Gone` when the other side has ended or it is too long."""
+        message = encode(value, refer)
         if len(message) > self._limit:
             raise Gone("a message was longer than the limit")
         view = memoryview(b"%0*d" % (_HEADER, len(message)) + message)
@@ -134,12 +136,14 @@ class MessageSocket:
         except OSError:
             raise Gone("the other side ended") from None
 
-    def receive(self, deadline: float | None = None) -> bytes:
-        """Return the next message, until ``deadline`` on the monotonic clock."""
+    def receive(
+        self, deadline: float | None = None, follow: Callable[[int], Any] = no_reference
+    ) -> Any:
+        """Return the next value, until ``deadline`` on the monotonic clock."""
         header = self._read(_HEADER, deadline)
         if not header.isdigit() or int(header) > self._limit:
             raise Gone("the program broke the protocol")
-        return self._read(int(header), deadline)
+        return decode(self._read(int(header), deadline), follow)
 
     def _read(self, count: int, deadline: float | None) -> bytes:
         while len(self._buffer) < count:
@@ -161,13 +165,3 @@ class MessageSocket:
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self._descriptor)
-
-
-def refuse(value: Any) -> int:
-    """Refuse everything but plain values, for :func:`encode`."""
-    raise Unsupported(f"a {type(value).__name__} is not a plain value")
-
-
-def no_reference(number: int) -> Any:
-    """Refuse everything but plain values, for :func:`decode`."""
-    raise Unsupported(f"reference {number} is not a plain value")
