@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.watch.generate import generate
 from mint.watch.dashboard.filters import BadFilter, Filter
+from mint.watch.dashboard.overview import read_text
 from mint.watch.dashboard.query import FilesMerged, QueryFailed, Rollouts, _confine
 from mint.watch.dashboard.run_index import RunIndex, RunPlace, UnknownRun
 from mint.watch.directory.files import RolloutFile, block_file, step_file
@@ -210,7 +211,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     places = RunIndex([tmp_path / "inside"]).runs()
     assert [place.path.name for place in places] == ["run"]
     assert [file.first for file in places[0].rollout_files()] == [1]
-    assert places[0].file("config.yaml") is None
+    assert read_text(places[0], "config.yaml") is None
 
 
 def test_a_link_in_place_of_the_rollouts_folder_is_not_followed(tmp_path: Path) -> None:

@@ -67,15 +67,7 @@ class Rollouts:
     """The rollouts of one run."""
 
     def __init__(self, place: RunPlace) -> None:
-        self._place = place
-        self._old = place.file(ROLLOUTS_1)
-
-    def files(self) -> list[RolloutFile]:
-        """List the current files; in a run of format 1, its only file."""
-        found = self._place.rollout_files()
-        if not found and self._old is not None:
-            return [RolloutFile(0, 2**40, self._old)]
-        return found
+        self.files = place.rollout_files
 
     def of_step(self, step: int) -> list[dict[str, Any]]:
         """Return the rollouts of a step in brief."""
@@ -180,7 +172,7 @@ class Rollouts:
         def read(files: list[RolloutFile]) -> pa.Table:
             if not files:
                 return pa.table({})
-            with self._query(files, sql, [*values, limit]) as found:
+            with _query(files, sql, [*values, limit]) as found:
                 return found.to_arrow_table()
 
         return self._retry(
@@ -210,43 +202,44 @@ class Rollouts:
     ) -> list[dict[str, Any]]:
         if not files:
             return []
-        with self._query(files, sql, values) as found:
+        with _query(files, sql, values) as found:
             return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
 
-    def _source(self, files: Sequence[RolloutFile]) -> str:
-        if files[0].path == self._old:
-            flat = [field for field in SCHEMA if field.name != "segments"]
-            kinds = ", ".join(f"{_quoted(f.name)}: {_quoted(_sql_type(f.type))}" for f in flat)
-            return (
-                "(SELECT * REPLACE (CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop), "
-                f"[] AS segments FROM read_json({_quoted(str(self._old))}, "
-                f"format='newline_delimited', columns={{{kinds}}}, ignore_errors=true, "
-                "maximum_object_size=67108864))"
-            )
-        names = ", ".join(_quoted(str(file.path)) for file in files)
-        return f"read_parquet([{names}], union_by_name=true)"
 
-    @contextmanager
-    def _query(
-        self, files: Sequence[RolloutFile], sql: str, values: list[Any]
-    ) -> Iterator[duckdb.DuckDBPyRelation]:
-        connection = duckdb.connect(":memory:")
-        watch = threading.Timer(_PATIENCE_S, connection.interrupt)
-        try:
-            _confine(connection, [file.path for file in files])
-            watch.start()
-            yield connection.sql(sql.format(self._source(files)), params=values)
-        except duckdb.InterruptException:
-            raise QueryFailed(
-                f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
-            ) from None
-        except duckdb.Error as error:
-            if not all(file.path.exists() for file in files):
-                raise FilesMerged("The run merged files while they were read.") from error
-            raise QueryFailed(f"A file of this run cannot be read: {error}") from error
-        finally:
-            watch.cancel()
-            connection.close()
+@contextmanager
+def _query(
+    files: Sequence[RolloutFile], sql: str, values: list[Any]
+) -> Iterator[duckdb.DuckDBPyRelation]:
+    connection = duckdb.connect(":memory:")
+    watch = threading.Timer(_PATIENCE_S, connection.interrupt)
+    try:
+        _confine(connection, [file.path for file in files])
+        watch.start()
+        yield connection.sql(sql.format(_source(files)), params=values)
+    except duckdb.InterruptException:
+        raise QueryFailed(
+            f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
+        ) from None
+    except duckdb.Error as error:
+        if not all(file.path.exists() for file in files):
+            raise FilesMerged("The run merged files while they were read.") from error
+        raise QueryFailed(f"A file of this run cannot be read: {error}") from error
+    finally:
+        watch.cancel()
+        connection.close()
+
+
+def _source(files: Sequence[RolloutFile]) -> str:
+    names = ", ".join(_quoted(str(file.path)) for file in files)
+    if files[0].path.name != ROLLOUTS_1:
+        return f"read_parquet([{names}], union_by_name=true)"
+    flat = [field for field in SCHEMA if field.name != "segments"]
+    kinds = ", ".join(f"{_quoted(f.name)}: {_quoted(_sql_type(f.type))}" for f in flat)
+    return (
+        "(SELECT * REPLACE (CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop), "
+        f"[] AS segments FROM read_json({names}, format='newline_delimited', "
+        f"columns={{{kinds}}}, ignore_errors=true, maximum_object_size=67108864))"
+    )
 
 
 def _confine(connection: Any, paths: Sequence[Path]) -> None:
