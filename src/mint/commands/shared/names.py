@@ -10,10 +10,9 @@ from typing import Any
 
 from mint.commands.shared.output import Mistake
 from mint.commands.shared.remote import Remote, named_url
-from mint.rl.loop.checkpoints import find_checkpoint, saved_checkpoint
+from mint.rl.loop.checkpoints import SCHEMES, find_checkpoint, saved_checkpoint
 from mint.watch.directory.files import CONFIG, STATE
 
-SCHEMES = ("tinker://", "mint://")
 ADAPTER_CONFIG = "adapter_config.json"
 _FEWEST_LETTERS = 4
 _ALL = 10_000
