@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mint.commands.shared.options import load_catalog
 from mint.commands.shared.output import Mistake, say
-from mint.commands.shared.remote import named_url
-from mint.embedded import embedded_service
+from mint.embedded import embedded_service, named_url
 
 from . import ceilings
 from .recommend import GROUP, GROWTH, BenchReport, SamplingSpeed, TrainingSpeed

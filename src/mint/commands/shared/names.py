@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mint.commands.shared.output import Mistake
-from mint.commands.shared.remote import Remote, named_url
+from mint.commands.shared.remote import Remote
+from mint.embedded import named_url
 from mint.rl.loop.checkpoints import SCHEMES, find_checkpoint, saved_checkpoint
 from mint.watch.directory.files import CONFIG, STATE
 
@@ -41,8 +42,8 @@ def find(text: str, url: str | None) -> Named:
         from mint.rl.recording.directory import read_service
 
         service = read_service(folder)
-        if named_url(url) or "url" in service:
-            remote = Remote(named_url(url) or service["url"])
+        if named := named_url(url) or service.get("url"):
+            remote = Remote(named)
         else:
             remote = Remote.embedded(Path(service["home"]) if "home" in service else None)
         return Named(find_checkpoint(text), remote, folder)
