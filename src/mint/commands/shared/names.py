@@ -4,15 +4,20 @@ A checkpoint is named by its ``tinker://`` path, by a run directory (its best ch
 its latest), or in short: the first letters of a run's id, a checkpoint's name, or both as RUN/NAME.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mint.commands.shared.output import Mistake
 from mint.commands.shared.remote import Remote
 from mint.embedded import named_url
 from mint.rl.loop.checkpoints import SCHEMES, find_checkpoint, saved_checkpoint
 from mint.watch.directory.files import CONFIG, STATE
+
+if TYPE_CHECKING:
+    from mint.service.checkpoints.storage import CheckpointPath
 
 ADAPTER_CONFIG = "adapter_config.json"
 _FEWEST_LETTERS = 4
@@ -27,10 +32,6 @@ class Named:
     model: str
     remote: Remote
     run_directory: Path | None = None
-
-    @property
-    def is_checkpoint(self) -> bool:
-        return self.model.startswith(SCHEMES)
 
 
 def find(text: str, url: str | None) -> Named:
@@ -54,6 +55,19 @@ def find(text: str, url: str | None) -> Named:
         )
     remote = Remote.running_or_embedded(url)
     return Named(short_path(remote, text) or text, remote)
+
+
+def find_weights(text: str, url: str | None) -> tuple[Remote, CheckpointPath]:
+    """Find the checkpoint that a name stands for, and a service that has it."""
+    from mint.service.checkpoints.storage import CheckpointPath
+
+    named = find(text, url)
+    if not named.model.startswith(SCHEMES):
+        raise Mistake(
+            f"{named.remote.url} has no checkpoint {text!r}. Use a tinker:// path, a run "
+            "directory, or a prefix of a run id; `mint checkpoints list` shows yours."
+        )
+    return named.remote, CheckpointPath.parse(named.model)
 
 
 def is_run_directory(folder: Path) -> bool:

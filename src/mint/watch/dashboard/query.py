@@ -36,7 +36,6 @@ _BRIEF = """
     stop, masked, replaced, version, error,
     left(response, 280) AS response, length(response) > 280 AS cut, left(prompt, 280) AS prompt
 """
-_SQL_TYPES = {"int32": "INTEGER", "string": "VARCHAR", "double": "DOUBLE", "bool": "BOOLEAN"}
 
 Place = tuple[int, int, int]
 """The step, group and index of a rollout."""
@@ -233,8 +232,10 @@ def _source(files: Sequence[RolloutFile]) -> str:
     names = ", ".join(_quoted(str(file.path)) for file in files)
     if files[0].path.name != ROLLOUTS_1:
         return f"read_parquet([{names}], union_by_name=true)"
-    flat = [field for field in SCHEMA if field.name != "segments"]
-    kinds = ", ".join(f"{_quoted(f.name)}: {_quoted(_sql_type(f.type))}" for f in flat)
+    with duckdb.connect(":memory:") as connection:
+        flat = connection.from_arrow(SCHEMA.empty_table()).project("* EXCLUDE (segments)")
+        columns = zip(flat.columns, map(str, flat.types), strict=True)
+        kinds = ", ".join(f"{_quoted(name)}: {_quoted(kind)}" for name, kind in columns)
     return (
         "(SELECT * REPLACE (CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop), "
         f"[] AS segments FROM read_json({names}, format='newline_delimited', "
@@ -277,12 +278,6 @@ def _check_regex(pattern: str | None) -> None:
         except duckdb.Error as error:
             reason = str(error).partition("Error: ")[2] or str(error)
             raise BadFilter(f"The regular expression is not valid for RE2: {reason}") from error
-
-
-def _sql_type(kind: pa.DataType) -> str:
-    if pa.types.is_map(kind):
-        return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
-    return _SQL_TYPES[str(kind)]
 
 
 def _quoted(text: str) -> str:
