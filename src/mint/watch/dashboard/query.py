@@ -7,11 +7,11 @@ use bounded memory, and a query that takes too long is interrupted.
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -42,7 +42,6 @@ Place = tuple[int, int, int]
 _HIGH = 2**31 - 1
 _TRIES = 3
 Choice = Callable[[list[RolloutFile]], list[RolloutFile]]
-Found = TypeVar("Found")
 
 
 class QueryFailed(RuntimeError):
@@ -148,7 +147,7 @@ class Rollouts:
             if at > 0 and time.monotonic() > ends:
                 return Hits(rows, before, searched)
             try:
-                found = self._ask_files(here, sql, [*values, *place, limit - len(rows)])
+                found = _rows(_query(here, sql, [*values, *place, limit - len(rows)]))
             except FilesMerged:  # the next turn finds their rollouts in the merged file
                 return Hits(rows, max(place, before), searched)
             rows += [_brief(row) for row in found]
@@ -168,15 +167,10 @@ class Rollouts:
             ORDER BY step, "group", "index" LIMIT ?
         """
 
-        def read(files: list[RolloutFile]) -> pa.Table:
-            if not files:
-                return pa.table({})
-            with _query(files, sql, [*values, limit]) as found:
-                return found.to_arrow_table()
+        def may_match(files: list[RolloutFile]) -> list[RolloutFile]:
+            return [file for file in files if wanted.may_be_in(file.first, file.last)]
 
-        return self._retry(
-            lambda files: [f for f in files if wanted.may_be_in(f.first, f.last)], read
-        )
+        return self._read(may_match, sql, [*values, limit])
 
     def component_names(self) -> list[str]:
         """Return the names of the reward's components in the last file."""
@@ -186,35 +180,26 @@ class Rollouts:
     # ---- DuckDB ----
 
     def _ask(self, choose: Choice, sql: str, values: list[Any]) -> list[dict[str, Any]]:
-        """Query some of the files."""
-        return self._retry(choose, lambda files: self._ask_files(files, sql, values))
+        """Query some of the files for rows."""
+        return _rows(self._read(choose, sql, values))
 
-    def _retry(self, choose: Choice, read: Callable[[list[RolloutFile]], Found]) -> Found:
-        """Read some of the files; again if the run merged them in the meantime."""
+    def _read(self, choose: Choice, sql: str, values: list[Any]) -> pa.Table:
+        """Query some of the files; again if the run merged them in the meantime."""
         for _ in range(_TRIES):
             with suppress(FilesMerged):
-                return read(choose(self.files()))
+                return _query(choose(self.files()), sql, values)
         raise QueryFailed("The files of this run changed while they were read. Try again.")
 
-    def _ask_files(
-        self, files: Sequence[RolloutFile], sql: str, values: list[Any]
-    ) -> list[dict[str, Any]]:
-        if not files:
-            return []
-        with _query(files, sql, values) as found:
-            return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
 
-
-@contextmanager
-def _query(
-    files: Sequence[RolloutFile], sql: str, values: list[Any]
-) -> Iterator[duckdb.DuckDBPyRelation]:
+def _query(files: Sequence[RolloutFile], sql: str, values: list[Any]) -> pa.Table:
+    if not files:
+        return pa.table({})
     connection = duckdb.connect(":memory:")
     watch = threading.Timer(_PATIENCE_S, connection.interrupt)
     try:
         _confine(connection, [file.path for file in files])
         watch.start()
-        yield connection.sql(sql.format(_source(files)), params=values)
+        return connection.sql(sql.format(_source(files)), params=values).to_arrow_table()
     except duckdb.InterruptException:
         raise QueryFailed(
             f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
@@ -226,6 +211,10 @@ def _query(
     finally:
         watch.cancel()
         connection.close()
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    return list(table.to_pylist(maps_as_pydicts="lossy"))
 
 
 def _source(files: Sequence[RolloutFile]) -> str:
@@ -285,14 +274,14 @@ def _quoted(text: str) -> str:
 
 
 def _brief(row: dict[str, Any]) -> dict[str, Any]:
-    row["components"] = dict(row["components"] or {})
+    row["components"] = row["components"] or {}
     return row
 
 
 def _whole(row: dict[str, Any]) -> dict[str, Any]:
     """Return a rollout with its JSON columns parsed and its texts truncated."""
     for name in ("components", "reasons", "digests"):
-        row[name] = dict(row.get(name) or {})
+        row[name] = row.get(name) or {}
     for name in ("messages", "trace"):
         row[name] = _from_json(row.get(name))
     row["segments"] = row.get("segments") or []
