@@ -129,13 +129,10 @@ def check_home(settings: Settings) -> Iterator[CheckResult]:
 
 
 def check_disk(settings: Settings) -> Iterator[CheckResult]:
-    existing = _existing(settings.home)
+    existing, reserve = _existing(settings.home), settings.disk_reserve_bytes
     free = shutil.disk_usage(existing).free
-    limits = (settings.disk_reserve_bytes, SCARCE_DISK)
-    advice = _DELETE
-    if free < settings.disk_reserve_bytes:
-        advice += f" Training pauses below {size(limits[0])} (disk_reserve_bytes)."
-    yield _amount("disk", f"free at {existing}", free, limits, advice)
+    advice = f"{_DELETE} Training pauses below {size(reserve)} (disk_reserve_bytes)."
+    yield _amount("disk", f"free at {existing}", free, (reserve, SCARCE_DISK), advice)
 
 
 def _existing(home: Path) -> Path:
