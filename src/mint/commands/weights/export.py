@@ -51,10 +51,7 @@ def export(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check/--no-check",
-            help="Load the exported files and compare their logprobs with the adapter's.",
-        ),
+        typer.Option(help="Load the exported files and compare their logprobs with the adapter's."),
     ] = True,
     home: HomeOption = None,
     url: UrlOption = None,
