@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mint.commands.shared.output import Mistake
 from mint.commands.shared.remote import Remote
 from mint.embedded import named_url
-from mint.rl.loop.checkpoints import SCHEMES, find_checkpoint, saved_checkpoint
+from mint.rl.loop.checkpoints import SCHEMES, saved_checkpoint
 from mint.watch.directory.files import CONFIG, STATE
 
 if TYPE_CHECKING:
@@ -39,15 +39,8 @@ def find(text: str, url: str | None) -> Named:
     folder = Path(text)
     if text.startswith(SCHEMES):
         return Named(text, Remote.running_or_embedded(url))
-    if is_run_directory(folder):
-        from mint.rl.recording.directory import read_service
-
-        service = read_service(folder)
-        if named := named_url(url) or service.get("url"):
-            remote = Remote(named)
-        else:
-            remote = Remote.embedded(Path(service["home"]) if "home" in service else None)
-        return Named(find_checkpoint(text), remote, folder)
+    if (folder / CONFIG).is_file() or (folder / STATE).is_file():
+        return _find_in_run(folder, url)
     if (folder / ADAPTER_CONFIG).is_file():
         raise Mistake(
             f"{text} is a PEFT folder. Upload it, then use the path that this prints: "
@@ -64,23 +57,30 @@ def find_weights(text: str, url: str | None) -> tuple[Remote, CheckpointPath]:
     named = find(text, url)
     if not named.model.startswith(SCHEMES):
         raise Mistake(
-            f"{named.remote.url} has no checkpoint {text!r}. Use a tinker:// path, a run "
-            "directory, or a prefix of a run id; `mint checkpoints list` shows yours."
+            f"{text} is not a checkpoint, a run directory or a PEFT folder. Use a tinker:// path "
+            "or a prefix of a run id: `mint checkpoints list` and `mint runs list` show those of "
+            f"{named.remote.url}."
         )
     return named.remote, CheckpointPath.parse(named.model)
 
 
-def is_run_directory(folder: Path) -> bool:
-    """Return whether a training run wrote this folder."""
-    if not (folder / CONFIG).is_file():
-        return (folder / STATE).is_file()
-    if saved_checkpoint(folder) is None:
+def _find_in_run(folder: Path, url: str | None) -> Named:
+    """Find the checkpoint that a run directory stands for, and the service that trained it."""
+    from mint.rl.recording.directory import read_service
+
+    path = saved_checkpoint(folder)
+    if path is None:
         raise Mistake(
             f"{folder} has no checkpoint yet. Repeat the command that started the run to resume "
             "it, and save more often: training.checkpoint_every=1. If your own script recorded the "
             "run, use the tinker:// path of a checkpoint it saved: `mint checkpoints list`."
         )
-    return True
+    service = read_service(folder)
+    if named := named_url(url) or service.get("url"):
+        remote = Remote(named)
+    else:
+        remote = Remote.embedded(Path(service["home"]) if "home" in service else None)
+    return Named(path, remote, folder)
 
 
 # ---- short names ---------------------------------------------------------------------------------
