@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.lib.retry_handler import RetryConfig
 
-from mint.embedded import embedded_service
+from mint.embedded import embedded_service, named_key, named_url
 from mint.extensions import fetch_digest, send_extended_sample
 from mint.reverse_kl import ReverseKLDatum, ReverseKLOutput, submit_reverse_kl
 from mint.tokenizer import fetch_tokenizer, plain_tokenizer
@@ -31,11 +30,10 @@ _Client = TypeVar("_Client")
 
 def resolve_service(base_url: str | None, api_key: str | None) -> tuple[str, str]:
     """Return the URL and key from the arguments, the environment, or the embedded service."""
-    url = base_url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
+    url, key = named_url(base_url), named_key(api_key)
     if not url:
         service = embedded_service()
         return service.url, service.key
-    key = api_key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
     if key:
         return url, wire_key(key)
     if _is_this_machine(url):
@@ -119,7 +117,7 @@ class SamplingClient(tinker.SamplingClient):
     @staticmethod
     def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
         """Return the client of a ``get_sampler_handle`` of any process."""
-        key = api_key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
+        key = named_key(api_key)
         client = tinker.SamplingClient.from_sampler_handle(
             handle, api_key=wire_key(key) if key else None
         )
@@ -141,16 +139,14 @@ def _unpickle(build: Callable[..., tinker.SamplingClient], arguments: Any) -> Sa
 def _accept_mint_paths(client_class: type[_Client]) -> type[_Client]:
     """Make every method that takes a checkpoint's path accept ``mint://`` paths."""
     for name, method in inspect.getmembers(client_class, inspect.isfunction):
-        first = list(inspect.signature(method).parameters)[1:2]
-        takes_path = first in (["tinker_path"], ["path"], ["model_path"])
+        parameters = list(inspect.signature(method).parameters)
+        takes_path = parameters[1:2] in (["tinker_path"], ["path"], ["model_path"])
         if takes_path and not name.startswith("_"):
-            setattr(client_class, name, _with_wire_path(method))
+            setattr(client_class, name, _with_wire_path(method, parameters[1]))
     return client_class
 
 
-def _with_wire_path(method: Callable[..., Any]) -> Callable[..., Any]:
-    parameter = list(inspect.signature(method).parameters)[1]
-
+def _with_wire_path(method: Callable[..., Any], parameter: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args and args[0]:
@@ -209,7 +205,6 @@ class TrainingClient(tinker.TrainingClient):
     async def load_state_async(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[tinker_types.LoadWeightsResponse]:
-        """Async version of load_state."""
         return self.load_state(path, weights_access_token)
 
     def load_state_with_optimizer(
@@ -221,7 +216,6 @@ class TrainingClient(tinker.TrainingClient):
     async def load_state_with_optimizer_async(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[tinker_types.LoadWeightsResponse]:
-        """Async version of load_state_with_optimizer."""
         return self.load_state_with_optimizer(path, weights_access_token)
 
     def save_weights_and_get_sampling_client(
@@ -245,7 +239,6 @@ class TrainingClient(tinker.TrainingClient):
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Async version of save_weights_and_get_sampling_client."""
         sampling_session_id = await self._save_weights_for_sampler_impl(None, None, None)
         assert isinstance(sampling_session_id, str)
         client = await tinker.SamplingClient.create(
@@ -263,7 +256,6 @@ class TrainingClient(tinker.TrainingClient):
     async def create_sampling_client_async(
         self, model_path: str, *args: Any, **kwargs: Any
     ) -> SamplingClient:
-        """Async version of create_sampling_client."""
         client = await super().create_sampling_client_async(model_path, *args, **kwargs)
         return _as(SamplingClient, client)
 
@@ -342,7 +334,6 @@ class ServiceClient(tinker.ServiceClient):
     async def create_lora_training_client_async(
         self, base_model: str, *args: Any, **kwargs: Any
     ) -> TrainingClient:
-        """Async version of create_lora_training_client."""
         client = await super().create_lora_training_client_async(base_model, *args, **kwargs)
         return _as(TrainingClient, client)
 
@@ -356,7 +347,6 @@ class ServiceClient(tinker.ServiceClient):
     async def create_training_client_from_state_async(
         self, path: str, *args: Any, **kwargs: Any
     ) -> TrainingClient:
-        """Async version of create_training_client_from_state."""
         client = await super().create_training_client_from_state_async(path, *args, **kwargs)
         return _as(TrainingClient, client)
 
@@ -370,7 +360,6 @@ class ServiceClient(tinker.ServiceClient):
     async def create_training_client_from_state_with_optimizer_async(
         self, path: str, *args: Any, **kwargs: Any
     ) -> TrainingClient:
-        """Async version of create_training_client_from_state_with_optimizer."""
         client = await super().create_training_client_from_state_with_optimizer_async(
             path, *args, **kwargs
         )
@@ -385,7 +374,6 @@ class ServiceClient(tinker.ServiceClient):
     async def create_sampling_client_async(
         self, model_path: str | None = None, *args: Any, **kwargs: Any
     ) -> SamplingClient:
-        """Async version of create_sampling_client."""
         client = await super().create_sampling_client_async(model_path, *args, **kwargs)
         return _as(SamplingClient, client)
 

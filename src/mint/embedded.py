@@ -53,6 +53,16 @@ class EmbeddedService:
         return os.getpid() != self.parent or self.process.poll() is None
 
 
+def named_url(url: str | None) -> str | None:
+    """Return the URL that was passed, or that is set in the environment."""
+    return url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
+
+
+def named_key(key: str | None) -> str | None:
+    """Return the API key that was passed, or that is set in the environment."""
+    return key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
+
+
 def embedded_service(home: Path | None = None) -> EmbeddedService:
     """Return the service of this process, and start it if there is none.
 
@@ -146,13 +156,11 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
 
 def _failure(what: str, log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()[-15:] or ["(empty)"]
-    return "\n".join(
-        [
-            f"The embedded service {what}. The last lines of its log, {log}:",
-            *(f"  | {line}" for line in lines),
-            "To start a service in the foreground, type: mint serve --port 8000",
-            "To use a service that runs elsewhere, set MINT_BASE_URL.",
-        ]
+    return (
+        f"The embedded service {what}. The last lines of its log, {log}:\n"
+        + "".join(f"  | {line}\n" for line in lines)
+        + "To start a service in the foreground, type: mint serve --port 8000\n"
+        "To use a service that runs elsewhere, set MINT_BASE_URL."
     )
 
 

@@ -10,7 +10,6 @@ import copy
 import hashlib
 import inspect
 import io
-import shutil
 import tarfile
 import tempfile
 from functools import cache
@@ -50,14 +49,14 @@ def _unpacked(archive: bytes) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-    try:
-        _unpack(archive, scratch)
-        scratch.rename(folder)
-    except OSError:
-        shutil.rmtree(scratch, ignore_errors=True)
-        if not folder.is_dir():  # otherwise another process was faster
-            raise
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / folder.name
+        _unpack(archive, made)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was faster
+                raise
     return folder
 
 

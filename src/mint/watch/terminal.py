@@ -73,7 +73,6 @@ class LiveView(Sink):
         self._live = Live(console=console or Console(file=sys.stdout), auto_refresh=False)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show the metrics of a step."""
         row = {"step": step, **metrics}
         self._history.add(row)
         self._rows = [*self._rows, row][-_KEPT:]
@@ -91,7 +90,6 @@ class LiveView(Sink):
             self._samples = {"best": scored[-1], "worst": scored[0]}
 
     def close(self) -> None:
-        """Stop updating; the last view stays on the screen."""
         if self._live.is_started:
             self._live.stop()
 

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.watch.generate import generate
 from mint.watch.dashboard.filters import BadFilter, Filter
-from mint.watch.dashboard.query import FilesMerged, QueryFailed, Rollouts, _confine
+from mint.watch.dashboard.overview import read_text
+from mint.watch.dashboard.query import FilesMerged, QueryFailed, Rollouts, _confine, _query
 from mint.watch.dashboard.run_index import RunIndex, RunPlace, UnknownRun
 from mint.watch.directory.files import RolloutFile, block_file, step_file
 from mint.watch.directory.reader import open_run
@@ -210,7 +211,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     places = RunIndex([tmp_path / "inside"]).runs()
     assert [place.path.name for place in places] == ["run"]
     assert [file.first for file in places[0].rollout_files()] == [1]
-    assert places[0].file("config.yaml") is None
+    assert read_text(places[0], "config.yaml") is None
 
 
 def test_a_link_in_place_of_the_rollouts_folder_is_not_followed(tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_files_that_are_merged_while_they_are_read_are_found_again(tmp_path: Pat
     for file in listed:
         file.path.unlink()
     with pytest.raises(FilesMerged):
-        rollouts._ask_files(listed, "SELECT step FROM {}", [])
+        _query(listed, "SELECT step FROM {}", [])
     assert [len(rollouts.of_step(step)) for step in (1, 2, 3)] == [2, 2, 2]
     assert len(rollouts.search(Filter()).rows) == 6
 

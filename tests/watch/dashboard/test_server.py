@@ -69,7 +69,7 @@ def test_a_run_that_was_cut_is_sent_anew(tmp_path: Path) -> None:
     assert found["steps"] == [1, 2]
 
 
-def test_long_runs_are_sent_in_few_points(tmp_path: Path) -> None:
+def test_long_runs_are_sent_in_few_points_and_zoomed_in_full(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     rows = [json.dumps({"step": step, "reward/mean": step / 10}) for step in range(9_000)]
     (tmp_path / "r" / "metrics.jsonl").write_text("\n".join(rows) + "\n")
@@ -78,6 +78,10 @@ def test_long_runs_are_sent_in_few_points(tmp_path: Path) -> None:
     whole = client.get(f"/api/runs/{run}/metrics").json()
     assert len(whole["steps"]) == 1_800
     assert whole["bucket"] == 5
+    part = client.get(f"/api/runs/{run}/metrics", params={"from": 100, "to": 199}).json()
+    assert part["steps"] == list(range(100, 200))
+    wrong = client.get(f"/api/runs/{run}/metrics", params={"from": "ten", "to": 199})
+    assert wrong.status_code == 400
 
 
 def test_events_come_by_increments(client: TestClient, first: RunPlace) -> None:

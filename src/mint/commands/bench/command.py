@@ -63,14 +63,11 @@ def print_report(report: BenchReport) -> None:
     print_fields(fields | describe_machine(report))
     shape = f"{report.prompt_tokens}-token prompts, {report.answer_tokens} new tokens"
     typer.echo()
-    print_table(
-        [f"SAMPLING, {shape}", "RATE", "TIME"],
-        [
-            (f"{s.answers} concurrently", f"{s.tokens_per_second:,.0f} tok/s", f"{s.seconds:.2f} s")
-            for s in report.sampling
-        ],
-        "nothing was sampled",
-    )
+    speeds = [
+        (f"{s.answers} concurrently", f"{s.tokens_per_second:,.0f} tok/s", f"{s.seconds:.2f} s")
+        for s in report.sampling
+    ]
+    print_table([f"SAMPLING, {shape}", "RATE", "TIME"], speeds)
     step, trained = report.training.step, report.training.tokens_per_second
     parts = [
         ("new weights to the sampler", step.handoff, ""),
@@ -79,11 +76,8 @@ def print_report(report: BenchReport) -> None:
         ("total", step.total, ""),
     ]
     typer.echo()
-    print_table(
-        [f"A GRPO STEP, {report.training.answers} answers", "TIME", "RATE"],
-        [(name, f"{seconds:.2f} s", rate) for name, seconds, rate in parts],
-        "no step was run",
-    )
+    rows = [(name, f"{seconds:.2f} s", rate) for name, seconds, rate in parts]
+    print_table([f"A GRPO STEP, {report.training.answers} answers", "TIME", "RATE"], rows)
     typer.echo()
     print_recommendation(report)
 

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from multiprocessing import TimeoutError as TookTooLong
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mint.commands.shared.options import load_catalog
 from mint.commands.shared.output import Mistake, say
-from mint.commands.shared.remote import named_url
-from mint.embedded import embedded_service
+from mint.embedded import embedded_service, named_url
 
 from . import ceilings
 from .recommend import GROUP, GROWTH, BenchReport, SamplingSpeed, TrainingSpeed
@@ -29,7 +28,6 @@ STEP_ANSWERS = 48
 SAMPLING_S = 40.0  # after which no larger batch is tried
 SINGLE_ANSWER_S = 4.0  # how long one answer of a slow model may take
 ROUND_S = 4.0  # a measurement is repeated while all of its rounds are shorter, three times at most
-_CEILINGS_LIMIT_S = 600.0
 _PLAN = re.compile(r"precision (exact|half|bfloat16) \(([^\n]*?)\), [\d,]+ KV tokens")
 
 
@@ -141,15 +139,11 @@ def split(answers: int) -> tuple[int, int]:
 
 def measure_ceilings(config: dict[str, Any], size: int | None) -> dict[str, Any]:
     """Measure the machine in a child process, which may load torch."""
-    with get_context("spawn").Pool(1) as child:
-        measured = child.apply_async(ceilings.measure, (config,), {"size": size})
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
         try:
-            return measured.get(_CEILINGS_LIMIT_S)
-        except TookTooLong:
-            reason = f"it took more than {_CEILINGS_LIMIT_S:g} s"
+            return child.submit(ceilings.measure, config, size=size).result()
         except Exception as error:
-            reason = str(error)
-    raise Mistake(f"The machine's speed could not be measured: {reason}.")
+            raise Mistake(f"The machine's speed could not be measured: {error}") from error
 
 
 def read_plan(log: str) -> tuple[str | None, str | None]:

@@ -118,12 +118,10 @@ def check_home(settings: Settings) -> Iterator[CheckResult]:
         return
     if not home.exists():
         yield CheckResult("home", f"{home} does not exist yet; the first start creates it.")
-        return
-    mode = stat.S_IMODE(home.stat().st_mode)
-    if home.stat().st_uid != os.geteuid():
+    elif home.stat().st_uid != os.geteuid():
         text = f"{home} belongs to another user of this machine."
         yield warning("home", text, "Run mint as its owner, or choose another --home.")
-    elif mode & 0o077:
+    elif (mode := stat.S_IMODE(home.stat().st_mode)) & 0o077:
         text = f"{home} can be read by other users of this machine (mode {mode:o})."
         yield warning("home", text, f"chmod 700 {home}")
     else:
@@ -131,13 +129,10 @@ def check_home(settings: Settings) -> Iterator[CheckResult]:
 
 
 def check_disk(settings: Settings) -> Iterator[CheckResult]:
-    existing = _existing(settings.home)
+    existing, reserve = _existing(settings.home), settings.disk_reserve_bytes
     free = shutil.disk_usage(existing).free
-    limits = (settings.disk_reserve_bytes, SCARCE_DISK)
-    advice = _DELETE
-    if free < settings.disk_reserve_bytes:
-        advice += f" Training pauses below {size(limits[0])} (disk_reserve_bytes)."
-    yield _amount("disk", f"free at {existing}", free, limits, advice)
+    advice = f"{_DELETE} Training pauses below {size(reserve)} (disk_reserve_bytes)."
+    yield _amount("disk", f"free at {existing}", free, (reserve, SCARCE_DISK), advice)
 
 
 def _existing(home: Path) -> Path:
@@ -166,8 +161,8 @@ def check_device(settings: Settings) -> Iterator[CheckResult]:
         return
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        text = f"{torch.cuda.get_device_name()}, {size(free)} of {size(total)} free."
-        yield CheckResult("device", text)
+        name = torch.cuda.get_device_name()
+        yield CheckResult("device", f"{name}, {size(free)} of {size(total)} free.")
     elif shutil.which("nvidia-smi") is not None:
         text = "there is an NVIDIA driver, but PyTorch cannot use it: models run on the CPU."
         advice = "Run nvidia-smi, and install a PyTorch that was built for your CUDA version."
@@ -344,9 +339,5 @@ def check_service(remote: Remote) -> Iterator[CheckResult]:
     if names:
         yield CheckResult("models", names)
     else:
-        advice = "On its machine: mint models add NAME FOLDER"
-        yield warning(
-            "models",
-            "the service has no model on its machine, and downloads each from the hub.",
-            advice,
-        )
+        text = "the service has no model on its machine, and downloads each from the hub."
+        yield warning("models", text, "On its machine: mint models add NAME FOLDER")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,8 +22,9 @@ from mint.commands.shared.output import (
 if TYPE_CHECKING:
     from mint.service.store.database import Store
 
-_TIMES = ("created", "expires", "last_used", "revoked")
+_TIMES = ("created_at", "expires_at", "last_used_at", "revoked_at")
 app = typer.Typer(help="Manage the API keys of a service.", no_args_is_help=True)
+_count = partial(typer.Option, metavar="N")
 
 
 @app.command("create")
@@ -96,16 +98,13 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
     rows: list[dict[str, Any]] = []
     for key in _store(home).all_keys():
         row = {field: getattr(key, field) for field in ("name", "user", "scope", "quota")}
-        times = {f"{time}_at": getattr(key, f"{time}_at") for time in _TIMES}
+        times = {name: getattr(key, name) for name in _TIMES}
         rows.append(row | {name: time and time.isoformat() for name, time in times.items()})
     print_rows(
         rows,
         as_json,
-        ["NAME", "USER", "SCOPE", *(time.replace("_", " ").upper() for time in _TIMES)],
-        lambda row: [
-            *(str(row[field]) for field in ("name", "user", "scope")),
-            *(when(row[f"{time}_at"]) for time in _TIMES),
-        ],
+        ["NAME", "USER", "SCOPE", "CREATED", "EXPIRES", "LAST USED", "REVOKED"],
+        lambda row: [row["name"], row["user"], row["scope"], *(when(row[name]) for name in _TIMES)],
         "There are no keys. The service accepts every client on this machine, and no others.",
     )
 
@@ -130,21 +129,13 @@ def revoke_key(
 @app.command("quota")
 def set_quota(
     name: Annotated[str, typer.Argument(help="A name from `mint keys list`.")],
-    runs: Annotated[
-        str | None, typer.Option(metavar="N", help="Runs, except unloaded ones.")
-    ] = None,
-    sessions: Annotated[
-        str | None, typer.Option(metavar="N", help="Sessions, except those with runs.")
-    ] = None,
+    runs: Annotated[str | None, _count(help="Runs, except unloaded ones.")] = None,
+    sessions: Annotated[str | None, _count(help="Sessions, except those with runs.")] = None,
     samplers: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Samplers in memory; idle ones are moved to disk."),
+        str | None, _count(help="Samplers in memory; idle ones are moved to disk.")
     ] = None,
-    checkpoints: Annotated[str | None, typer.Option(metavar="N", help="Checkpoints.")] = None,
-    tokens_in_flight: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Tokens of samples in progress."),
-    ] = None,
+    checkpoints: Annotated[str | None, _count(help="Checkpoints.")] = None,
+    tokens_in_flight: Annotated[str | None, _count(help="Tokens of samples in progress.")] = None,
     size: Annotated[
         str | None,
         typer.Option("--bytes", metavar="SIZE", help="Total size of checkpoints, such as 10GB"),
@@ -177,7 +168,7 @@ def set_quota(
         if number is not None:
             shown = readable_bytes(number) if limit == "bytes" else f"{number:,}"
         rows.append([limit, shown, "" if limit in own else "(the service's default)"])
-    print_table(["QUOTA", "LIMIT", ""], rows, "")
+    print_table(["QUOTA", "LIMIT", ""], rows)
 
 
 def _store(home: Path | None) -> Store:

@@ -35,9 +35,8 @@ def list_runs(
     as_json: JsonOption = False,
 ) -> None:
     """List your runs, newest first."""
-    answer = Remote.running_or_embedded(url).get(
-        "/api/v1/training_runs", limit=limit, offset=offset
-    )
+    remote = Remote.running_or_embedded(url)
+    answer = remote.get("/api/v1/training_runs", limit=limit, offset=offset)
     runs, total = answer["training_runs"], answer["cursor"]["total_count"]
     print_rows(
         runs,

@@ -4,16 +4,21 @@ A checkpoint is named by its ``tinker://`` path, by a run directory (its best ch
 its latest), or in short: the first letters of a run's id, a checkpoint's name, or both as RUN/NAME.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mint.commands.shared.output import Mistake
-from mint.commands.shared.remote import Remote, named_url
-from mint.rl.loop.checkpoints import find_checkpoint, saved_checkpoint
+from mint.commands.shared.remote import Remote
+from mint.embedded import named_url
+from mint.rl.loop.checkpoints import SCHEMES, saved_checkpoint
 from mint.watch.directory.files import CONFIG, STATE
 
-SCHEMES = ("tinker://", "mint://")
+if TYPE_CHECKING:
+    from mint.service.checkpoints.storage import CheckpointPath
+
 ADAPTER_CONFIG = "adapter_config.json"
 _FEWEST_LETTERS = 4
 _ALL = 10_000
@@ -28,25 +33,14 @@ class Named:
     remote: Remote
     run_directory: Path | None = None
 
-    @property
-    def is_checkpoint(self) -> bool:
-        return self.model.startswith(SCHEMES)
-
 
 def find(text: str, url: str | None) -> Named:
     """Find what a name stands for, and a service that has it; start one if none is running."""
     folder = Path(text)
     if text.startswith(SCHEMES):
         return Named(text, Remote.running_or_embedded(url))
-    if is_run_directory(folder):
-        from mint.rl.recording.directory import read_service
-
-        service = read_service(folder)
-        if named_url(url) or "url" in service:
-            remote = Remote(named_url(url) or service["url"])
-        else:
-            remote = Remote.embedded(Path(service["home"]) if "home" in service else None)
-        return Named(find_checkpoint(text), remote, folder)
+    if (folder / CONFIG).is_file() or (folder / STATE).is_file():
+        return _find_in_run(folder, url)
     if (folder / ADAPTER_CONFIG).is_file():
         raise Mistake(
             f"{text} is a PEFT folder. Upload it, then use the path that this prints: "
@@ -56,17 +50,37 @@ def find(text: str, url: str | None) -> Named:
     return Named(short_path(remote, text) or text, remote)
 
 
-def is_run_directory(folder: Path) -> bool:
-    """Return whether a training run wrote this folder."""
-    if not (folder / CONFIG).is_file():
-        return (folder / STATE).is_file()
-    if saved_checkpoint(folder) is None:
+def find_weights(text: str, url: str | None) -> tuple[Remote, CheckpointPath]:
+    """Find the checkpoint that a name stands for, and a service that has it."""
+    from mint.service.checkpoints.storage import CheckpointPath
+
+    named = find(text, url)
+    if not named.model.startswith(SCHEMES):
+        raise Mistake(
+            f"{text} is not a checkpoint, a run directory or a PEFT folder. Use a tinker:// path "
+            "or a prefix of a run id: `mint checkpoints list` and `mint runs list` show those of "
+            f"{named.remote.url}."
+        )
+    return named.remote, CheckpointPath.parse(named.model)
+
+
+def _find_in_run(folder: Path, url: str | None) -> Named:
+    """Find the checkpoint that a run directory stands for, and the service that trained it."""
+    from mint.rl.recording.directory import read_service
+
+    path = saved_checkpoint(folder)
+    if path is None:
         raise Mistake(
             f"{folder} has no checkpoint yet. Repeat the command that started the run to resume "
             "it, and save more often: training.checkpoint_every=1. If your own script recorded the "
             "run, use the tinker:// path of a checkpoint it saved: `mint checkpoints list`."
         )
-    return True
+    service = read_service(folder)
+    if named := named_url(url) or service.get("url"):
+        remote = Remote(named)
+    else:
+        remote = Remote.embedded(Path(service["home"]) if "home" in service else None)
+    return Named(path, remote, folder)
 
 
 # ---- short names ---------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def print_rows(
         print_table(columns, map(cells, rows), nothing)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str = "") -> None:
     """Print a table, or the text ``nothing`` when there are no rows."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 
 from mint.commands.shared.options import load_settings
 from mint.commands.shared.output import Mistake
-from mint.embedded import embedded_service
+from mint.embedded import embedded_service, named_key, named_url
 
 UrlOption = Annotated[
     str | None,
@@ -31,8 +30,7 @@ class Remote:
 
     def __init__(self, url: str | None, key: str | None = None) -> None:
         self.url = (named_url(url) or load_settings(None).local_url).rstrip("/")
-        key = key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
-        headers = {"X-API-Key": key} if key else {}
+        headers = {"X-API-Key": sent} if (sent := named_key(key)) else {}
         try:
             self.http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)
         except httpx.InvalidURL as error:
@@ -92,11 +90,6 @@ class Remote:
             raise Mistake(
                 f"{self.url} is not a mint service: its response could not be parsed."
             ) from error
-
-
-def named_url(url: str | None) -> str | None:
-    """Return the URL that was passed, or that is set in the environment."""
-    return url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -18,21 +18,18 @@ if TYPE_CHECKING:
 _LARGEST_ARCHIVE = 1 << 40
 
 
-def fetch(remote: Remote, path: str, folder: Path) -> None:
+def fetch(remote: Remote, where: CheckpointPath, folder: Path) -> None:
     """Download the files of a checkpoint into an existing folder."""
     from mint.service.checkpoints.archives import unpack
 
     with tempfile.TemporaryDirectory(prefix="mint-fetch-") as scratch:
         archive = Path(scratch) / "checkpoint.tar.gz"
-        fetch_archive(remote, path, archive)
+        fetch_archive(remote, where, archive)
         unpack(archive, folder, _LARGEST_ARCHIVE)
 
 
-def fetch_archive(remote: Remote, path: str, target: Path) -> None:
+def fetch_archive(remote: Remote, where: CheckpointPath, target: Path) -> None:
     """Write a checkpoint to one file, which appears only when it is complete."""
-    from mint.service.checkpoints.storage import CheckpointPath
-
-    where = CheckpointPath.parse(path)
     total = listed(remote, where).get("size_bytes")
     with remote.failures():
         redirect = remote.http.get(f"{resource(where)}/archive")

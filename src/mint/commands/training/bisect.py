@@ -125,7 +125,7 @@ def _print_evaluated(bisection: Bisection) -> None:
             found = f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
         rows.append([str(step), found, bisection.looked_at[step], point.weights])
     name = _NAMES[bisection.metric].upper()
-    print_table(["STEP", f"{name} (95%)", "EVALUATED", "WEIGHTS"], rows, "Nothing was evaluated.")
+    print_table(["STEP", f"{name} (95%)", "EVALUATED", "WEIGHTS"], rows)
 
 
 def _describe(verdict: BisectionResult, run: PastRun, metric: str, drop: float | None) -> str:

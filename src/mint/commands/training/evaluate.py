@@ -106,7 +106,7 @@ def _print_result(what: str, result: SetResult) -> None:
     print(f"{what} on {len(result.prompts)} {which}")
     for line in result.evaluation.exceptions():
         print(f"{line}.")
-    print_table(["METRIC", "VALUE", "95% INTERVAL"], _rows(result), "Nothing was evaluated.")
+    print_table(["METRIC", "VALUE", "95% INTERVAL"], _rows(result))
     rows = []
     for name, each in result.by_category().items():
         found = each.evaluation
@@ -114,7 +114,7 @@ def _print_result(what: str, result: SetResult) -> None:
         figures = [f"{found.pass_1:.3f}", interval, f"{found.reward:.3f}"]
         rows.append([name, str(len(each.prompts)), *figures])
     if rows:
-        print_table(["CATEGORY", "PROMPTS", "PASS@1", "95% INTERVAL", "REWARD"], rows, "")
+        print_table(["CATEGORY", "PROMPTS", "PASS@1", "95% INTERVAL", "REWARD"], rows)
 
 
 def _rows(result: SetResult) -> Iterator[list[str]]:

@@ -31,7 +31,7 @@ _SHOWN_ROWS = 20
 def list_command() -> None:
     """List the built-in rewards with their ranges."""
     rows = ((listed.name, listed.range, listed.summary) for listed in list_rewards())
-    print_table(["NAME", "RANGE", "WHAT IT DOES"], rows, "There are no rewards.")
+    print_table(["NAME", "RANGE", "WHAT IT DOES"], rows)
 
 
 @app.command("test")

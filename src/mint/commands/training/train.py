@@ -76,6 +76,6 @@ def _sweep(jobs: Sequence[Composed]) -> int:
         complete = True
     finally:
         path = sweep.write(complete)
-        print_table(COLUMNS, map(table_row, sweep.results), "No job was run.")
+        print_table(COLUMNS, map(table_row, sweep.results))
         print(f"Table: {path}", flush=True)
     return 1 if sweep.failed else 0

@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from mint.commands.shared.names import find, run_id
+from mint.commands.shared.names import find, find_weights, run_id
 from mint.commands.shared.options import YesOption, parse_duration
 from mint.commands.shared.output import (
     JsonOption,
@@ -25,9 +25,6 @@ from mint.commands.shared.output import (
 from mint.commands.shared.remote import Remote, UrlOption
 from mint.commands.shared.transfers import fetch, fetch_archive, listed, resource
 from mint.watch.durations import duration
-
-if TYPE_CHECKING:
-    from mint.service.checkpoints.storage import CheckpointPath
 
 app = typer.Typer(help="Manage the checkpoints of a service.", no_args_is_help=True)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
@@ -76,7 +73,7 @@ def print_checkpoints(checkpoints: list[dict[str, Any]], as_json: bool = False) 
 @app.command("show")
 def show_checkpoint(path: PathArgument, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show one checkpoint: contents, size, expiry."""
-    remote, where = _find(path, url)
+    remote, where = find_weights(path, url)
     found = remote.request("POST", "/api/v1/weights_info", json={"tinker_path": where.uri})
     found = {"tinker_path": where.uri, **found, **listed(remote, where)}
     if as_json:
@@ -113,7 +110,7 @@ def download(
     url: UrlOption = None,
 ) -> None:
     """Download a checkpoint as an archive or a folder. `upload` accepts both."""
-    remote, where = _find(path, url)
+    remote, where = find_weights(path, url)
     target = output or Path(f"{where.run_id}_{where.kind}_{where.name}.tar.gz".replace(":", "-"))
     is_archive = target.name.endswith(_ARCHIVES)
     is_empty = not is_archive and target.is_dir() and not any(target.iterdir())
@@ -123,11 +120,11 @@ def download(
             "--force."
         )
     if is_archive:
-        fetch_archive(remote, where.uri, target)
+        fetch_archive(remote, where, target)
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as scratch:
-            fetch(remote, where.uri, Path(scratch))
+            fetch(remote, where, Path(scratch))
             target.mkdir(exist_ok=True)
             for file in Path(scratch).iterdir():
                 file.replace(target / file.name)
@@ -194,7 +191,7 @@ def delete(
     url: UrlOption = None,
 ) -> None:
     """Delete checkpoints permanently."""
-    named = [_find(path, url)[1] for path in paths]
+    named = [find_weights(path, url)[1] for path in paths]
     if not yes:
         listed = "\n".join(where.uri for where in named)
         typer.confirm(f"{listed}\nDelete permanently?", abort=True)
@@ -263,7 +260,7 @@ def publish(
     url: UrlOption = None,
 ) -> None:
     """Make a checkpoint readable with every API key of the service."""
-    remote, where = _find(path, url)
+    remote, where = find_weights(path, url)
     remote.request("DELETE" if undo else "POST", f"{resource(where)}/publish")
     typer.echo(f"{where.uri} is {'private' if undo else 'public'}")
 
@@ -278,20 +275,7 @@ def set_ttl(
 ) -> None:
     """Set when a checkpoint expires and is deleted."""
     limit = None if time == "never" else parse_duration(time)
-    remote, where = _find(path, url)
+    remote, where = find_weights(path, url)
     remote.request("PUT", f"{resource(where)}/ttl", json={"ttl_seconds": limit})
     expiry = "never expires" if limit is None else f"expires in {duration(limit)}"
     typer.echo(f"{where.uri} {expiry}")
-
-
-def _find(path: str, url: str | None) -> tuple[Remote, CheckpointPath]:
-    """Return the path of the checkpoint that was named, and the service that has it."""
-    from mint.service.checkpoints.storage import CheckpointPath
-
-    named = find(path, url)
-    if not named.is_checkpoint:
-        raise Mistake(
-            f"{named.remote.url} has no checkpoint {path!r}. Use a tinker:// path, a run "
-            "directory, or a prefix of a run id; `mint checkpoints list` shows yours."
-        )
-    return named.remote, CheckpointPath.parse(named.model)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mint.commands.shared.names import ADAPTER_CONFIG, find
+from mint.commands.shared.names import ADAPTER_CONFIG, find_weights
 from mint.commands.shared.options import HomeOption, load_catalog
 from mint.commands.shared.output import Mistake, say
 from mint.commands.shared.remote import UrlOption
@@ -51,10 +51,7 @@ def export(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check/--no-check",
-            help="Load the exported files and compare their logprobs with the adapter's.",
-        ),
+        typer.Option(help="Load the exported files and compare their logprobs with the adapter's."),
     ] = True,
     home: HomeOption = None,
     url: UrlOption = None,
@@ -82,25 +79,17 @@ def _fetch_adapter(checkpoint: str, url: str | None) -> Iterator[Path]:
     if (Path(checkpoint) / ADAPTER_CONFIG).is_file():
         yield _check_files(Path(checkpoint))
         return
-    named = find(checkpoint, url)
-    if not named.is_checkpoint:
-        raise Mistake(
-            f"{checkpoint} is not a checkpoint, a run directory or a PEFT folder. "
-            "`mint checkpoints list` and `mint runs list` show yours."
-        )
-    if named.model != checkpoint:
-        say(f"exporting {named.model}")
+    remote, where = find_weights(checkpoint, url)
+    if where.uri != checkpoint:
+        say(f"exporting {where.uri}")
     with tempfile.TemporaryDirectory(prefix="mint-export-") as scratch:
-        fetch(named.remote, named.model, Path(scratch))
+        fetch(remote, where, Path(scratch))
         yield _check_files(Path(scratch))
 
 
 def _check_files(folder: Path) -> Path:
     from mint.service.checkpoints.peft import AdapterFiles
 
-    missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
-    if missing:
-        raise Mistake(f"{folder} has no {missing[0]}, so it is not a PEFT adapter.")
     if not json.loads((folder / ADAPTER_CONFIG).read_text()).get("target_parameters"):
         AdapterFiles.read(folder)  # rejects anything but plain LoRA
     return folder

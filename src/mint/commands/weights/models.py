@@ -17,15 +17,12 @@ NameArgument = Annotated[str, typer.Argument(help="The model's name, as in base_
 @app.command("list")
 def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the base models that are available offline."""
-    aliases = load_settings(home).aliases
-    rows = [
-        {
-            "name": name,
-            "source": "alias" if name in aliases else "package",
-            "folder": str(aliases[name]) if name in aliases else None,
-        }
-        for name in load_catalog(home).names()
-    ]
+    catalog = load_catalog(home)
+    rows = []
+    for name in catalog.names():
+        folder = catalog.aliases.get(name)
+        source = "alias" if folder else "package"
+        rows.append({"name": name, "source": source, "folder": str(folder) if folder else None})
     print_rows(
         rows,
         as_json,

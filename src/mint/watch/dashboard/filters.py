@@ -8,19 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 _COMPONENT = "list_extract(map_extract(components, ?), 1)"
-_CONDITIONS = {
-    "text": "(contains(response, ?) OR contains(prompt, ?))",
-    "regex": "regexp_matches(response, ?)",
-    "reward_min": "reward >= ?",
-    "reward_max": "reward <= ?",
-    "component": f"{_COMPONENT} IS NOT NULL",
-    "component_min": f"{_COMPONENT} >= ?",
-    "component_max": f"{_COMPONENT} <= ?",
-    "stop": "stop = ?",
-    "error": "contains(error, ?)",
-    "step_min": "step >= ?",
-    "step_max": "step <= ?",
-}
 _ERRORS = {"any": "error IS NOT NULL", "none": "error IS NULL"}
 _Text = Annotated[str, Field(max_length=1_000)] | None
 _Number = Annotated[float, Field(allow_inf_nan=False)] | None
@@ -32,7 +19,7 @@ class BadFilter(ValueError):
 
 
 class Filter(BaseModel):
-    """Conditions on rollouts; all that are given must hold.
+    """Conditions on rollouts, in SQL with the field's type; all that are given must hold.
 
     >>> where, values = Filter(text="42", reward_min=0.5).sql()
     >>> where
@@ -43,17 +30,17 @@ class Filter(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    text: _Text = None
-    regex: _Text = None
-    reward_min: _Number = None
-    reward_max: _Number = None
-    component: _Text = None
-    component_min: _Number = None
-    component_max: _Number = None
-    stop: Literal["stop", "length"] | None = None
-    error: _Text = None
-    step_min: _Step = None
-    step_max: _Step = None
+    text: Annotated[_Text, "(contains(response, ?) OR contains(prompt, ?))"] = None
+    regex: Annotated[_Text, "regexp_matches(response, ?)"] = None
+    reward_min: Annotated[_Number, "reward >= ?"] = None
+    reward_max: Annotated[_Number, "reward <= ?"] = None
+    component: Annotated[_Text, f"{_COMPONENT} IS NOT NULL"] = None
+    component_min: Annotated[_Number, f"{_COMPONENT} >= ?"] = None
+    component_max: Annotated[_Number, f"{_COMPONENT} <= ?"] = None
+    stop: Annotated[Literal["stop", "length"] | None, "stop = ?"] = None
+    error: Annotated[_Text, "contains(error, ?)"] = None
+    step_min: Annotated[_Step, "step >= ?"] = None
+    step_max: Annotated[_Step, "step <= ?"] = None
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Filter:
@@ -75,12 +62,13 @@ class Filter(BaseModel):
         """Return the condition and its values. Regular expressions are RE2's: linear in time."""
         parts: list[str] = []
         values: list[Any] = []
-        for name, condition in _CONDITIONS.items():
-            if (value := getattr(self, name)) is None:
+        for name, value in self:
+            if value is None:
                 continue
             if name == "error" and value in _ERRORS:
                 parts.append(_ERRORS[value])
                 continue
+            (condition,) = type(self).model_fields[name].metadata
             parts.append(condition)
             of_component = [self.component] if name.startswith("component_") else []
             values += [*of_component, *[value] * (condition.count("?") - len(of_component))]

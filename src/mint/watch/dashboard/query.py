@@ -7,11 +7,11 @@ use bounded memory, and a query that takes too long is interrupted.
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -36,14 +36,12 @@ _BRIEF = """
     stop, masked, replaced, version, error,
     left(response, 280) AS response, length(response) > 280 AS cut, left(prompt, 280) AS prompt
 """
-_SQL_TYPES = {"int32": "INTEGER", "string": "VARCHAR", "double": "DOUBLE", "bool": "BOOLEAN"}
 
 Place = tuple[int, int, int]
 """The step, group and index of a rollout."""
 _HIGH = 2**31 - 1
 _TRIES = 3
 Choice = Callable[[list[RolloutFile]], list[RolloutFile]]
-Found = TypeVar("Found")
 
 
 class QueryFailed(RuntimeError):
@@ -67,15 +65,7 @@ class Rollouts:
     """The rollouts of one run."""
 
     def __init__(self, place: RunPlace) -> None:
-        self._place = place
-        self._old = place.file(ROLLOUTS_1)
-
-    def files(self) -> list[RolloutFile]:
-        """List the current files; in a run of format 1, its only file."""
-        found = self._place.rollout_files()
-        if not found and self._old is not None:
-            return [RolloutFile(0, 2**40, self._old)]
-        return found
+        self.files = place.rollout_files
 
     def of_step(self, step: int) -> list[dict[str, Any]]:
         """Return the rollouts of a step in brief."""
@@ -157,7 +147,7 @@ class Rollouts:
             if at > 0 and time.monotonic() > ends:
                 return Hits(rows, before, searched)
             try:
-                found = self._ask_files(here, sql, [*values, *place, limit - len(rows)])
+                found = _rows(_query(here, sql, [*values, *place, limit - len(rows)]))
             except FilesMerged:  # the next turn finds their rollouts in the merged file
                 return Hits(rows, max(place, before), searched)
             rows += [_brief(row) for row in found]
@@ -177,15 +167,10 @@ class Rollouts:
             ORDER BY step, "group", "index" LIMIT ?
         """
 
-        def read(files: list[RolloutFile]) -> pa.Table:
-            if not files:
-                return pa.table({})
-            with self._query(files, sql, [*values, limit]) as found:
-                return found.to_arrow_table()
+        def may_match(files: list[RolloutFile]) -> list[RolloutFile]:
+            return [file for file in files if wanted.may_be_in(file.first, file.last)]
 
-        return self._retry(
-            lambda files: [f for f in files if wanted.may_be_in(f.first, f.last)], read
-        )
+        return self._read(may_match, sql, [*values, limit])
 
     def component_names(self) -> list[str]:
         """Return the names of the reward's components in the last file."""
@@ -195,58 +180,56 @@ class Rollouts:
     # ---- DuckDB ----
 
     def _ask(self, choose: Choice, sql: str, values: list[Any]) -> list[dict[str, Any]]:
-        """Query some of the files."""
-        return self._retry(choose, lambda files: self._ask_files(files, sql, values))
+        """Query some of the files for rows."""
+        return _rows(self._read(choose, sql, values))
 
-    def _retry(self, choose: Choice, read: Callable[[list[RolloutFile]], Found]) -> Found:
-        """Read some of the files; again if the run merged them in the meantime."""
+    def _read(self, choose: Choice, sql: str, values: list[Any]) -> pa.Table:
+        """Query some of the files; again if the run merged them in the meantime."""
         for _ in range(_TRIES):
             with suppress(FilesMerged):
-                return read(choose(self.files()))
+                return _query(choose(self.files()), sql, values)
         raise QueryFailed("The files of this run changed while they were read. Try again.")
 
-    def _ask_files(
-        self, files: Sequence[RolloutFile], sql: str, values: list[Any]
-    ) -> list[dict[str, Any]]:
-        if not files:
-            return []
-        with self._query(files, sql, values) as found:
-            return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
 
-    def _source(self, files: Sequence[RolloutFile]) -> str:
-        if files[0].path == self._old:
-            flat = [field for field in SCHEMA if field.name != "segments"]
-            kinds = ", ".join(f"{_quoted(f.name)}: {_quoted(_sql_type(f.type))}" for f in flat)
-            return (
-                "(SELECT * REPLACE (CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop), "
-                f"[] AS segments FROM read_json({_quoted(str(self._old))}, "
-                f"format='newline_delimited', columns={{{kinds}}}, ignore_errors=true, "
-                "maximum_object_size=67108864))"
-            )
-        names = ", ".join(_quoted(str(file.path)) for file in files)
+def _query(files: Sequence[RolloutFile], sql: str, values: list[Any]) -> pa.Table:
+    if not files:
+        return pa.table({})
+    connection = duckdb.connect(":memory:")
+    watch = threading.Timer(_PATIENCE_S, connection.interrupt)
+    try:
+        _confine(connection, [file.path for file in files])
+        watch.start()
+        return connection.sql(sql.format(_source(files)), params=values).to_arrow_table()
+    except duckdb.InterruptException:
+        raise QueryFailed(
+            f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
+        ) from None
+    except duckdb.Error as error:
+        if not all(file.path.exists() for file in files):
+            raise FilesMerged("The run merged files while they were read.") from error
+        raise QueryFailed(f"A file of this run cannot be read: {error}") from error
+    finally:
+        watch.cancel()
+        connection.close()
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    return list(table.to_pylist(maps_as_pydicts="lossy"))
+
+
+def _source(files: Sequence[RolloutFile]) -> str:
+    names = ", ".join(_quoted(str(file.path)) for file in files)
+    if files[0].path.name != ROLLOUTS_1:
         return f"read_parquet([{names}], union_by_name=true)"
-
-    @contextmanager
-    def _query(
-        self, files: Sequence[RolloutFile], sql: str, values: list[Any]
-    ) -> Iterator[duckdb.DuckDBPyRelation]:
-        connection = duckdb.connect(":memory:")
-        watch = threading.Timer(_PATIENCE_S, connection.interrupt)
-        try:
-            _confine(connection, [file.path for file in files])
-            watch.start()
-            yield connection.sql(sql.format(self._source(files)), params=values)
-        except duckdb.InterruptException:
-            raise QueryFailed(
-                f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
-            ) from None
-        except duckdb.Error as error:
-            if not all(file.path.exists() for file in files):
-                raise FilesMerged("The run merged files while they were read.") from error
-            raise QueryFailed(f"A file of this run cannot be read: {error}") from error
-        finally:
-            watch.cancel()
-            connection.close()
+    with duckdb.connect(":memory:") as connection:
+        flat = connection.from_arrow(SCHEMA.empty_table()).project("* EXCLUDE (segments)")
+        columns = zip(flat.columns, map(str, flat.types), strict=True)
+        kinds = ", ".join(f"{_quoted(name)}: {_quoted(kind)}" for name, kind in columns)
+    return (
+        "(SELECT * REPLACE (CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop), "
+        f"[] AS segments FROM read_json({names}, format='newline_delimited', "
+        f"columns={{{kinds}}}, ignore_errors=true, maximum_object_size=67108864))"
+    )
 
 
 def _confine(connection: Any, paths: Sequence[Path]) -> None:
@@ -286,25 +269,19 @@ def _check_regex(pattern: str | None) -> None:
             raise BadFilter(f"The regular expression is not valid for RE2: {reason}") from error
 
 
-def _sql_type(kind: pa.DataType) -> str:
-    if pa.types.is_map(kind):
-        return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
-    return _SQL_TYPES[str(kind)]
-
-
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
 def _brief(row: dict[str, Any]) -> dict[str, Any]:
-    row["components"] = dict(row["components"] or {})
+    row["components"] = row["components"] or {}
     return row
 
 
 def _whole(row: dict[str, Any]) -> dict[str, Any]:
     """Return a rollout with its JSON columns parsed and its texts truncated."""
     for name in ("components", "reasons", "digests"):
-        row[name] = dict(row.get(name) or {})
+        row[name] = row.get(name) or {}
     for name in ("messages", "trace"):
         row[name] = _from_json(row.get(name))
     row["segments"] = row.get("segments") or []

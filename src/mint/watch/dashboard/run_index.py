@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from mint.watch.directory.files import METRICS, ROLLOUTS, SUMMARY, RolloutFile, rollout_files
+from mint.watch.directory.files import (
+    METRICS,
+    ROLLOUTS,
+    ROLLOUTS_1,
+    SUMMARY,
+    RolloutFile,
+    rollout_files,
+)
 
 SIGNS = (SUMMARY, METRICS)
 """A folder with one of these files is a run directory."""
@@ -31,20 +38,12 @@ class RunPlace:
     id: str
     path: Path
 
-    def file(self, name: str) -> Path | None:
-        """Return a file of the run if it is a regular file: no link, device or folder.
-
-        >>> RunPlace("x", Path("/nowhere")).file("metrics.jsonl") is None
-        True
-        """
-        path = self.path / name
-        return path if _is_file(path) else None
-
     def rollout_files(self) -> list[RolloutFile]:
-        """List the files of rollouts, in the order of their steps."""
-        if (self.path / ROLLOUTS).is_symlink():
-            return []
-        return [file for file in rollout_files(self.path) if _is_file(file.path)]
+        """List the files of rollouts in the order of their steps; in format 1, the only file."""
+        files = [] if (self.path / ROLLOUTS).is_symlink() else rollout_files(self.path)
+        found = [file for file in files if _is_file(file.path)]
+        old = RolloutFile(0, 2**40, self.path / ROLLOUTS_1)
+        return [old] if not found and _is_file(old.path) else found
 
 
 class RunIndex:
@@ -97,6 +96,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _is_file(path: Path) -> bool:
+    """Return whether a path is a regular file: no link, device or folder."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:

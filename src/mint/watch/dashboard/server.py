@@ -7,6 +7,7 @@ that grow with the run (metrics, events, searches) are incremental.
 import asyncio
 import io
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -156,13 +157,17 @@ def describe(place: RunPlace, tables: Tables) -> dict[str, Any]:
 
 
 def metrics_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the metrics of all steps, or those that came after the ``cursor``.
+    """Return the metrics of all steps, of ``from`` to ``to``, or those after the ``cursor``.
 
     A cursor is ``generation:rows``; if the table was truncated since (a resumed run), the answer is
     the whole table with ``reset``.
     """
     run = tables.of(place)
     known, position = _since(run.metrics, given)
+    if "from" in given and "to" in given:
+        first, last = _integer(given["from"]), _integer(given["to"])
+        rows = [row for row in run.metrics.rows if first <= read_step(row) <= last]
+        return {**columns(rows), **position}
     return {**(columns(run.metrics.rows[known:]) if known else run.curves()), **position}
 
 
@@ -224,10 +229,17 @@ def _place(text: str) -> Place | None:
     if not text:
         return None
     parts = text[:60].split(",")
-    if len(parts) != 3 or not all(part.lstrip("-").isdecimal() for part in parts):
+    if len(parts) != 3:
         raise BadFilter(f"after is step,group,index, not {text[:50]!r}.")
-    step, group, index = (max(-(2**31), min(int(part), 2**31 - 1)) for part in parts)
+    step, group, index = map(_integer, parts)
     return step, group, index
+
+
+def _integer(text: str) -> int:
+    """Read an integer of 32 bits, the next one for those that are larger."""
+    if not re.fullmatch(r"-?\d{1,20}", text):
+        raise BadFilter(f"{text[:50]!r} is not an integer.")
+    return max(-(2**31), min(int(text), 2**31 - 1))
 
 
 def _export(place: RunPlace, _: Tables, request: Request) -> Response:

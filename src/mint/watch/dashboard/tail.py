@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-_CHUNK = 8 * 1024 * 1024
 _LONGEST_LINE = 4 * 1024 * 1024
 _MOST_ROWS = 100_000
 
@@ -64,21 +63,13 @@ class Tail:
         self._identity = identity
 
     def _read(self, file: IO[bytes]) -> None:
-        rest = b""
-        while chunk := file.read(_CHUNK):
-            complete, newline, rest = (rest + chunk).rpartition(b"\n")
-            if newline:
-                self._offset += len(complete) + 1
-                for line in complete.split(b"\n"):
-                    self._take(line)
-            elif len(rest) > _LONGEST_LINE:
-                self._offset += len(rest)
-                rest = b""
-
-    def _take(self, line: bytes) -> None:
-        if len(line) > _LONGEST_LINE or len(self.rows) >= _MOST_ROWS:
-            return
-        with suppress(ValueError, RecursionError):
-            row = json.loads(line, parse_constant=lambda _: None)
-            if isinstance(row, dict):
-                self.rows.append(row)
+        while line := file.readline(_LONGEST_LINE):
+            is_complete = line.endswith(b"\n")
+            if not is_complete and len(line) < _LONGEST_LINE:
+                return  # unfinished: read again the next time
+            self._offset += len(line)
+            if is_complete and len(self.rows) < _MOST_ROWS:
+                with suppress(ValueError, RecursionError):
+                    row = json.loads(line, parse_constant=lambda _: None)
+                    if isinstance(row, dict):
+                        self.rows.append(row)

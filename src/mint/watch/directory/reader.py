@@ -101,14 +101,10 @@ class RunReader:
 
         A run that says it is running and whose process is gone was interrupted.
         """
-        found = self._read(SUMMARY, read_json)
-        if not found:
-            return self._computed()
-        if found.get("status") == "running" and _is_gone(found):
-            found["status"] = "interrupted"
-        return found
-
-    def _computed(self) -> Row:
+        if found := self._read(SUMMARY, read_json):
+            if found.get("status") == "running" and _is_gone(found):
+                found["status"] = "interrupted"
+            return found
         rows, events = self.metrics(), self.events()
         unended = "finished" if self.state().get("finished") else "running"
         known = describe_run(self.path, self.config(), rows[-1] if rows else {})

@@ -232,18 +232,16 @@ class RunDirectory:
         state = self.state() or {}
         sizes = state.get("sizes", {})
         for name in self._tables():
-            if (self.path / name).exists():
-                file = self._open(name)
-                file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
+            file = self._open(name)
+            file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
         self.cut_rollouts(int(state.get("rollouts", -1)))
         self._history = self._read_history()
 
     def cut_tables(self) -> None:
         """Remove an unfinished last line of every table."""
         for name in self._tables():
-            if (self.path / name).exists():
-                content = (self.path / name).read_bytes()
-                self._open(name).truncate(content.rfind(b"\n") + 1)
+            content = (self.path / name).read_bytes()
+            self._open(name).truncate(content.rfind(b"\n") + 1)
 
     def cut_rollouts(self, last: int) -> None:
         """Remove the rollouts of all steps after ``last``, and unfinished files."""
@@ -291,9 +289,8 @@ class RunDirectory:
 
     # ---- files ----
 
-    def _tables(self) -> tuple[str, ...]:
-        old = (ROLLOUTS_1,) if (self.path / ROLLOUTS_1).exists() else ()
-        return (METRICS, EVENTS, *old)
+    def _tables(self) -> list[str]:
+        return [name for name in (METRICS, EVENTS, ROLLOUTS_1) if (self.path / name).exists()]
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         file, content = self._open(name), lines([row])

@@ -32,7 +32,6 @@ class Spans(Sink):
         self._run = path.resolve().name
 
     def rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the spans of a step."""
         for row in rows:
             if row.get("trace"):
                 self._write(row)

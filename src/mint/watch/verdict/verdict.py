@@ -255,7 +255,7 @@ def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
         "Read the rollouts with the highest rewards, fix the reward (for example with "
         "mint.rewards.gated), and return to the best checkpoint on the holdout."
     )
-    held_out = [row for row in rows if _all_numbers(row, (HOLDOUT, HIGH, "step"))]
+    held_out = _held_out(rows)
     if len(held_out) >= 2:
         *earlier, now = held_out
         best = max(earlier, key=lambda row: float(row[HOLDOUT]))
@@ -313,7 +313,7 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
         others = rising[1:] if found.verdict == FLAT else []
         still = [each for each in others if rises_after(each[1], found.since or 0)]
         return _learning(*still[0]) if still else found
-    held_out = [row for row in rows if _all_numbers(row, (HOLDOUT, LOW, HIGH, "step"))]
+    held_out = _held_out(rows)
     if len(held_out) >= 2:
         first, now = held_out[0], held_out[-1]
         if now[LOW] > first[HOLDOUT] and now[HOLDOUT] > first[HIGH]:
@@ -373,8 +373,10 @@ def _span(values: Series) -> int:
     return max(len(values), values[-1][0] - values[0][0] + 1)
 
 
-def _all_numbers(row: Row, names: Sequence[str]) -> bool:
-    return all(series([row], name) for name in names)
+def _held_out(rows: Sequence[Row]) -> list[Row]:
+    """Return the evaluations on the holdout that have an interval."""
+    names = ("step", HOLDOUT, LOW, HIGH)
+    return [row for row in rows if all(series([row], name) for name in names)]
 
 
 def _shown(name: str, value: float) -> str:

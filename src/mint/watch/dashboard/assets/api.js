@@ -19,7 +19,7 @@ export function setKey(key) {
   sessionStorage.setItem("mint-key", key);
 }
 
-export function keyHeaders() {
+function keyHeaders() {
   const key = isBundle() ? null : sessionStorage.getItem("mint-key");
   return key ? { "X-API-Key": key } : {};
 }
@@ -110,7 +110,6 @@ export class LiveRun {
     this.cursors = { metrics: "", events: "" };
     this.info = null;
     this.loaded = false;
-    this.requests = 0;
   }
 
   async refresh() {
@@ -119,7 +118,6 @@ export class LiveRun {
       get(`runs/${this.id}/events`, { cursor: this.cursors.events }),
       get(`runs/${this.id}`),
     ]);
-    this.requests += 1;
     const fresh = metrics.steps.length > 0 || metrics.reset || events.events.length > 0;
     const changed = fresh || !this.info || this.info.updated !== info.updated || this.info.status !== info.status;
     this.take(metrics);

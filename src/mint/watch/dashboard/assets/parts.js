@@ -1,12 +1,11 @@
 // Shared by all views: templates, small components, formatting of numbers and text.
-import { h, Fragment } from "./vendor/preact.js";
+import { h } from "./vendor/preact.js";
 import { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
 
 // Templates that make untrusted strings safe to show: see `checked` below.
 export const html = htm.bind((type, props, ...children) =>
   typeof type === "string" ? h(type, plainProps(props), ...children.map((child) => checked(child, type))) : h(type, props, ...children));
-export { Fragment };
 
 export function fixed(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";

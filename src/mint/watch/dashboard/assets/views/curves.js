@@ -1,9 +1,7 @@
 // The curves of a run, with its events on the same axis. A click on a point opens that step.
-import { Chart } from "../chart.js";
+import { Chart, COLOURS } from "../chart.js";
 import { address, count, Empty, go, html, Problem, Verdict } from "../parts.js";
 import { useEffect, useMemo, useState } from "../vendor/hooks.js";
-
-const PALETTE = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6", "--series-7", "--series-8"];
 
 // The charts, in reading order. `pick` selects metrics by name.
 const CHARTS = [
@@ -41,12 +39,12 @@ export function seriesOf(chart, columns) {
   if (!chart.lines.length && chart.computed) {
     const tokens = columns["train/tokens"], sample = columns["time/sample"] || [], train = columns["time/train"];
     const values = tokens.map((n, i) => (n === null || !(train[i] + (sample[i] || 0)) ? null : n / (train[i] + (sample[i] || 0))));
-    return [{ label: chart.computed, values, colour: PALETTE[0] }];
+    return [{ label: chart.computed, values, colour: COLOURS[0] }];
   }
   return chart.lines.map(([name, label, more = {}], i) => ({
     label,
     values: columns[name],
-    colour: PALETTE[i % PALETTE.length],
+    colour: COLOURS[i % COLOURS.length],
     points: more.points,
     band: more.band && columns[more.band[0]] ? more.band.map((side) => columns[side]) : null,
   }));
