@@ -38,14 +38,8 @@ def create_key(
 ) -> str:
     """Create a key and return it; only its hash is stored. MinT's client takes ``sk-`` keys."""
     key = f"{prefix}{secrets.token_urlsafe(24)}"
-    row = ApiKey(
-        hash=_hash_key(key),
-        name=name,
-        user=user,
-        scope=scope.label,
-        quota=dict(quota or {}),
-        expires_at=expires_at,
-    )
+    row = ApiKey(hash=_hash_key(key), name=name, user=user, scope=scope.label)
+    row.quota, row.expires_at = dict(quota or {}), expires_at
     store.add(row)
     return key
 
@@ -87,10 +81,10 @@ class Auth:
             if hmac.compare_digest(key_hash, self._only_key):
                 return Caller(LOCAL_USER, LOCAL_USER)
             raise _refused()
-        keys = await self._all_keys()
-        if not keys and self._settings.is_loopback:
+        await self._load_if_due()
+        if not self._keys and self._settings.is_loopback:
             return Caller(LOCAL_USER, LOCAL_USER)
-        if (key := keys.get(key_hash)) is None:
+        if (key := self._keys.get(key_hash)) is None:
             raise _refused()
         if key.revoked_at is not None:
             raise _refused(f"The API key {key.name!r} was revoked.")
@@ -100,13 +94,8 @@ class Auth:
         self._store.note_use(ApiKey, key_hash)
         return Caller(key.user, key.name, Scope.parse(key.scope))
 
-    async def find_user(self, presented: str | None) -> str:
-        """Return the user of a key or token. Raises ApiError 401."""
-        return (await self.caller(presented)).user
-
-    async def find_key(self, presented: str | None) -> ApiKey | None:
-        """Return the row of an accepted key; None if the key is not in the store."""
-        await self.caller(presented)
+    def find_key(self, presented: str | None) -> ApiKey | None:
+        """Return the row of a key that was accepted; None if it is not in the store."""
         return self._keys.get(self._find_hash(presented))
 
     def _find_hash(self, presented: str | None) -> str:
@@ -122,21 +111,19 @@ class Auth:
             raise _refused() from None
         return str(claims["key"])
 
-    async def _all_keys(self) -> dict[str, ApiKey]:
-        if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
-            if self._loading is None or self._loading.done():
-                self._loading = asyncio.create_task(self._load_keys())
-            try:
-                await asyncio.wait_for(asyncio.shield(self._loading), _KEYS_WITHIN_S)
-            except TimeoutError:
-                raise ApiError(503, database_failed("it does not answer")) from None
-        return self._keys
+    async def _load_if_due(self) -> None:
+        """Read all keys every two seconds, once for all requests that wait."""
+        if time.monotonic() - self._loaded_at <= _RELOAD_KEYS_S:
+            return
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._load())
+        try:
+            await asyncio.wait_for(asyncio.shield(self._loading), _KEYS_WITHIN_S)
+        except TimeoutError:
+            raise ApiError(503, database_failed("it does not answer")) from None
 
-    async def _load_keys(self) -> None:
-        """Read all keys, once for all requests that wait, and in a thread that has no other work.
-
-        Every request needs them, also a heartbeat while all other threads are busy.
-        """
+    async def _load(self) -> None:
+        """Read the keys in a thread of their own: a heartbeat needs them while others are busy."""
         loop = asyncio.get_running_loop()
         keys = await loop.run_in_executor(self._thread, self._store.all_keys)
         self._keys = {key.hash: key for key in keys}
@@ -151,7 +138,7 @@ class Auth:
         """Return a signed token that replaces the presented key for an hour."""
         issued = int(time.time())
         claims = {
-            "sub": await self.find_user(presented),
+            "sub": (await self.caller(presented)).user,
             "org_id": "mint",
             "key": self._find_hash(presented),
             "iat": issued,
