@@ -64,10 +64,6 @@ class PreparedRequest:
     most_scores: int = 0
 
     @property
-    def choices(self) -> int:
-        return len(self.prompts) * self.request.n
-
-    @property
     def echo(self) -> bool:
         return isinstance(self.request, Completion) and self.request.echo
 
@@ -115,7 +111,7 @@ async def _check_scores(service: Service, job: PreparedRequest) -> None:
         base_model = job.sampler.row.base_model
         async with service.engines.using(base_model) as engine:
             most = engine.info.context_length
-    tokens = job.choices * most
+    tokens = len(prompts) * request.n * most
     if job.echo:
         tokens += request.n * sum(map(len, prompts))
     alternatives = request.alternatives or 0
@@ -197,12 +193,10 @@ def whole_pieces(job: PreparedRequest, results: Sequence[SampleResult]) -> Itera
 
 async def stream_pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
     """Yield the text of every choice as it is sampled."""
-    n = job.request.n
-    choices = [_Choice(job, number) for number in range(job.choices)]
     unread = _UnreadPieces(service.unsent, job.sampler.tenant)
     samples = [
-        asyncio.create_task(_stream(service, job, choices[i : i + n], unread))
-        for i in range(0, job.choices, n)
+        asyncio.create_task(_stream(service, job, index, unread))
+        for index in range(len(job.prompts))
     ]
     try:
         for _ in samples:
@@ -269,9 +263,11 @@ async def _sample(
 
 
 async def _stream(
-    service: Service, job: PreparedRequest, choices: list[_Choice], unread: _UnreadPieces
+    service: Service, job: PreparedRequest, index: int, unread: _UnreadPieces
 ) -> None:
     """Sample the choices of one prompt."""
+    n = job.request.n
+    choices = [_Choice(job, number) for number in range(index * n, index * n + n)]
 
     def tell(tokens: list[SampledToken]) -> None:
         for token in tokens:
@@ -281,7 +277,7 @@ async def _stream(
                 unread.put(piece)
 
     try:
-        result = await _sample(service, job, choices[0].prompt, tell)
+        result = await _sample(service, job, job.prompts[index], tell)
         ended = list(zip(choices, result.sequences, strict=True))
         rest = await asyncio.to_thread(lambda: [p for c, s in ended for p in c.finish(s, result)])
         for piece in [*rest, None]:
