@@ -203,7 +203,7 @@ async def stream_pieces(service: Service, job: PreparedRequest) -> AsyncIterator
             while (piece := await unread.get()) is not None:
                 yield piece
     finally:
-        unread.drop()
+        unread.fail(ApiError(499, "The stream has ended."))  # whatever is still sampled
         for sample in samples:
             sample.cancel()
 
@@ -233,7 +233,8 @@ class _UnreadPieces:
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error instead of what was not read."""
-        self.drop()
+        while not self._pieces.empty():
+            self._read(self._pieces.get_nowait())
         self._error = error
         self._pieces.put_nowait(None)
 
@@ -244,11 +245,6 @@ class _UnreadPieces:
             raise self._error
         self._read(piece)
         return piece
-
-    def drop(self) -> None:
-        """Drop what was not read."""
-        while not self._pieces.empty():
-            self._read(self._pieces.get_nowait())
 
     def _read(self, piece: Piece | None) -> None:
         if piece is not None:
