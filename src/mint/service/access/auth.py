@@ -1,10 +1,12 @@
 """Authentication: API keys, and the signed tokens that MinT clients exchange them for."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -161,18 +163,12 @@ def _read_secret(path: Path) -> bytes:
     Raises UserError for a file that was cut short: everyone could sign with an empty secret.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(secrets.token_bytes(_SECRET_BYTES))
-        file.flush()
-        os.fsync(descriptor)
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()
+    with tempfile.NamedTemporaryFile(dir=path.parent) as draft:  # readable by its owner only
+        draft.write(secrets.token_bytes(_SECRET_BYTES))
+        draft.flush()
+        os.fsync(draft.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft.name, path)
     secret = path.read_bytes()
     if len(secret) != _SECRET_BYTES:
         raise UserError(
