@@ -18,7 +18,7 @@ from mint.engine.messages import (
     TopkLogprobs,
 )
 from mint.service.access.scopes import Caller
-from mint.service.api.openai.requests import ChatCompletion, Completion, Inference
+from mint.service.api.openai.requests import ChatCompletion, Completion
 from mint.service.errors import ApiError, UserError
 from mint.service.results import Share
 from mint.service.sampling.session import OnTokens, SamplingSession
@@ -55,17 +55,13 @@ class Piece:
 class PreparedRequest:
     """A request with its sampler, its tokenizer and its prompts as tokens."""
 
-    request: Inference
+    request: Completion | ChatCompletion
     sampler: SamplingSession
     tokenizer: ModelTokenizer
     prompts: list[list[int]]
     engine_request: SampleRequest
     completion_tokens: int = 0
     most_scores: int = 0
-
-    @property
-    def echo(self) -> bool:
-        return isinstance(self.request, Completion) and self.request.echo
 
     @property
     def is_scored(self) -> bool:
@@ -112,7 +108,7 @@ async def _check_scores(service: Service, job: PreparedRequest) -> None:
         async with service.engines.using(base_model) as engine:
             most = engine.info.context_length
     tokens = len(prompts) * request.n * most
-    if job.echo:
+    if request.echo:
         tokens += request.n * sum(map(len, prompts))
     alternatives = request.alternatives or 0
     job.most_scores = scores = tokens * (1 + alternatives)
@@ -151,12 +147,10 @@ def _check_ids(prompt: list[int]) -> list[int]:
 
 def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
     """Return the request for the engine, without a prompt."""
+    max_tokens = request.max_tokens
     if isinstance(request, ChatCompletion):
-        max_tokens = request.max_completion_tokens or request.max_tokens
-        scores_prompt = False
-    else:
-        max_tokens = request.max_tokens
-        scores_prompt = request.echo and request.logprobs is not None
+        max_tokens = request.max_completion_tokens or max_tokens
+    scores_prompt = request.echo and request.alternatives is not None
     top = request.alternatives or 0
     return SampleRequest(
         **engine_fields(request)
@@ -305,8 +299,8 @@ class _Choice:
 
     def finish(self, sequence: SampledSequence, result: SampleResult) -> list[Piece]:
         """Return the prompt if it is echoed, the tokens that were not streamed, and the end."""
-        found = [self._echo(result)] if self._job.echo else []
-        if self._job.echo and self._job.request.max_tokens == 0:
+        found = [self._echo(result)] if self._job.request.echo else []
+        if self._job.request.max_tokens == 0:
             return [*found, Piece(self.number, "", [], "length")]
         self._job.completion_tokens += len(sequence.tokens)
         everything = _scores(sequence.tokens, sequence.logprobs, sequence.topk_logprobs)

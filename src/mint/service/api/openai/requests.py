@@ -4,7 +4,7 @@ changes nothing; unknown fields are ignored."""
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
@@ -128,12 +128,8 @@ class Completion(Inference):
         return self
 
     def prompts(self) -> list[str] | list[list[int]]:
-        match self.prompt:
-            case str():
-                return [self.prompt]
-            case [int(), *_]:
-                return [self.prompt]  # type: ignore[return-value]
-        return self.prompt  # type: ignore[return-value]
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else self.prompt  # type: ignore[return-value]
 
 
 class Message(Request):
@@ -155,6 +151,7 @@ class Message(Request):
 
 
 class ChatCompletion(Inference):
+    echo: ClassVar = False
     messages: Annotated[Many[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
