@@ -110,12 +110,10 @@ def _content(value: Any) -> str | None:
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, ChatTemplate]:
     """Return the templates by name; the file in the folder overrides the configuration."""
-    entry = config.get("chat_template")
-    sources: dict[str, str] = {}
+    entry = config.get("chat_template") or []
     if isinstance(entry, str):
-        sources["default"] = entry
-    elif isinstance(entry, list):
-        sources = {named["name"]: named["template"] for named in entry}
+        entry = [{"name": "default", "template": entry}]
+    sources = {named["name"]: named["template"] for named in entry}
     if (file := folder / "chat_template.jinja").is_file():
         sources["default"] = file.read_text()
     return {name: ChatTemplate(source) for name, source in sources.items()}
