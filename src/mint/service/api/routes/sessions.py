@@ -91,12 +91,10 @@ async def delete_key(service: TheService, _: ReadCaller, key: Key) -> dict[str, 
 async def create_session(
     service: TheService, caller: ReadCaller, body: requests.CreateSession
 ) -> dict[str, str]:
-    quota, key = service.find_quota(caller.key), caller.key
-    check = partial(quota.refuse_session, key, service.settings.run_kept_s)
-    is_limited = quota.sessions is not None
-    session_id = await service.sessions.create(
-        caller.user, key, body, check if is_limited else None
-    )
+    quota, check = service.find_quota(caller.key), None
+    if quota.sessions is not None:
+        check = partial(quota.refuse_session, caller.key, service.settings.run_kept_s)
+    session_id = await service.sessions.create(caller.user, caller.key, body, check)
     return {"session_id": session_id, "type": "create_session"}
 
 
