@@ -91,11 +91,6 @@ class Inference(Sampling):
                 raise ValueError(f"{key} is not supported by this service; leave it out")
         return data
 
-    @property
-    def alternatives(self) -> int | None:
-        """How many other tokens to report beside each; None without logprobs."""
-        raise NotImplementedError
-
     def stops(self) -> list[str]:
         """Return the stop strings, without empty ones."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -110,6 +105,7 @@ class Completion(Inference):
 
     @property
     def alternatives(self) -> int | None:
+        """How many other tokens to report beside each; None without logprobs."""
         return self.logprobs
 
     @model_validator(mode="after")
@@ -162,6 +158,7 @@ class ChatCompletion(Inference):
 
     @property
     def alternatives(self) -> int | None:
+        """How many other tokens to report beside each; None without logprobs."""
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
