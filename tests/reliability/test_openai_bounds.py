@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from mint.engine.messages import SampledToken
 from mint.service.access.auth import create_key
 from mint.service.api.app import create_app
+from mint.service.errors import ApiError
 from mint.service.results import Share
 from tests.reliability.local import Local, with_service
 from tests.service_fixture import MODEL
@@ -110,6 +112,33 @@ def test_a_stream_whose_client_leaves_holds_nothing(tmp_path: Path, tiny_model: 
         await stalled.task
         while service.samplers.in_progress or service.unsent.total:
             await asyncio.sleep(0)
+
+    with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")
+
+
+def test_tokens_that_arrive_after_a_stream_has_ended_are_not_counted(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """The engine may have reported them before the sample was cancelled."""
+
+    async def work(local: Local) -> None:
+        samplers, listening = local.service.samplers, []
+        sample = samplers.sample
+
+        async def sample_and_note(sampler: Any, request: Any, on_tokens: Any = None) -> Any:
+            listening.append(on_tokens)
+            return await sample(sampler, request, on_tokens)
+
+        samplers.sample = sample_and_note  # type: ignore[method-assign]
+        stalled = StalledClient(local, "tml-test")
+        await stalled.began.wait()
+        stalled.leaves.set()
+        await stalled.task
+        while samplers.in_progress or local.service.unsent.total:
+            await asyncio.sleep(0)
+        with pytest.raises(ApiError):
+            listening[0]([SampledToken(0, 97, -1.0, [])] * 100)  # more than an incomplete character
+        assert local.service.unsent.total == 0
 
     with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")
 

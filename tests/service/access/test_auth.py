@@ -32,7 +32,7 @@ def auth(store: Store, home: Path, **settings: object) -> Auth:
 
 
 def user(auth: Auth, key: str | None) -> str:
-    return asyncio.run(auth.find_user(key))
+    return asyncio.run(auth.caller(key)).user
 
 
 def refused(auth: Auth, key: str | None) -> str:

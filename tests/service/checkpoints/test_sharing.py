@@ -216,6 +216,16 @@ def test_a_session_of_another_is_unknown(ada: RawClient, eve: RawClient) -> None
     assert found == {"sessions": [], "next_cursor": None}
 
 
+def test_runs_are_listed_by_project(ada: RawClient) -> None:
+    sessions = {"default": ada.session(), "p": ada.session()}
+    runs = {project: ada.run(session) for project, session in sessions.items()}
+    assert ada.http.put(f"/sessions/{sessions['p']}/project", json={"project_id": "p"}).is_success
+    for project, own in runs.items():
+        answer = ada.http.get("/training_runs", params={"project_id": project, "limit": 1000})
+        listed = {run["training_run_id"] for run in answer.json()["training_runs"]}
+        assert listed & set(runs.values()) == {own}
+
+
 def test_a_client_that_was_copied_gets_a_number_of_its_own(ada: RawClient, eve: RawClient) -> None:
     body = {"session_id": ada.session(), "sampling_session_seq_id": 0, "base_model": MODEL}
     sampler = ada.post("/create_sampling_session", body).json()["sampling_session_id"]

@@ -142,6 +142,31 @@ def test_stop_reasons() -> None:
     assert response.prompt_logprobs is None
 
 
+def test_a_sparse_tensor_of_the_sdk_is_decoded_as_dense() -> None:
+    sparse = types.TensorData(
+        data=[7, 8, 9],
+        dtype="int64",
+        shape=[2, 3],
+        sparse_crow_indices=[0, 1, 3],
+        sparse_col_indices=[2, 0, 1],
+    )
+    data = types.Datum(
+        model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={"target_tokens": sparse}
+    )
+    [decoded] = codec.decode_forward_backward(encode([data]), True, False).data
+    assert decoded.inputs["target_tokens"].tolist() == [[0, 0, 7], [8, 9, 0]]
+    assert decoded.inputs["target_tokens"].dtype == np.int64
+
+
+@pytest.mark.parametrize("dtype", ["DTYPE_INT32", "DTYPE_BFLOAT16", "DTYPE_UNSPECIFIED"])
+def test_a_tensor_of_a_type_that_the_sdk_does_not_send_is_refused(dtype: str) -> None:
+    message = codec.wire.ForwardBackwardRequest(model_id="s:train:0", seq_id=1, loss_fn="x")
+    tensor = message.data.add().loss_fn_inputs["weights"]
+    tensor.dtype, tensor.dense = getattr(codec.wire, dtype, 0), b"\0" * 4
+    with pytest.raises(UserError, match=r"weights.*send float32 or int64"):
+        codec.decode_forward_backward(message.SerializeToString(), True, False)
+
+
 def test_json_tensors_dense_and_sparse() -> None:
     body = b"""{"model_id": "r", "forward_backward_input": {"loss_fn": "cross_entropy", "data": [
         {"model_input": {"chunks": [{"tokens": [1, 2], "type": "encoded_text"}, {"tokens": [3]}]},

@@ -1,10 +1,12 @@
 """Authentication: API keys, and the signed tokens that MinT clients exchange them for."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -38,14 +40,8 @@ def create_key(
 ) -> str:
     """Create a key and return it; only its hash is stored. MinT's client takes ``sk-`` keys."""
     key = f"{prefix}{secrets.token_urlsafe(24)}"
-    row = ApiKey(
-        hash=_hash_key(key),
-        name=name,
-        user=user,
-        scope=scope.label,
-        quota=dict(quota or {}),
-        expires_at=expires_at,
-    )
+    row = ApiKey(hash=_hash_key(key), name=name, user=user, scope=scope.label)
+    row.quota, row.expires_at = dict(quota or {}), expires_at
     store.add(row)
     return key
 
@@ -87,10 +83,10 @@ class Auth:
             if hmac.compare_digest(key_hash, self._only_key):
                 return Caller(LOCAL_USER, LOCAL_USER)
             raise _refused()
-        keys = await self._all_keys()
-        if not keys and self._settings.is_loopback:
+        await self._load_if_due()
+        if not self._keys and self._settings.is_loopback:
             return Caller(LOCAL_USER, LOCAL_USER)
-        if (key := keys.get(key_hash)) is None:
+        if (key := self._keys.get(key_hash)) is None:
             raise _refused()
         if key.revoked_at is not None:
             raise _refused(f"The API key {key.name!r} was revoked.")
@@ -100,13 +96,8 @@ class Auth:
         self._store.note_use(ApiKey, key_hash)
         return Caller(key.user, key.name, Scope.parse(key.scope))
 
-    async def find_user(self, presented: str | None) -> str:
-        """Return the user of a key or token. Raises ApiError 401."""
-        return (await self.caller(presented)).user
-
-    async def find_key(self, presented: str | None) -> ApiKey | None:
-        """Return the row of an accepted key; None if the key is not in the store."""
-        await self.caller(presented)
+    def find_key(self, presented: str | None) -> ApiKey | None:
+        """Return the row of a key that was accepted; None if it is not in the store."""
         return self._keys.get(self._find_hash(presented))
 
     def _find_hash(self, presented: str | None) -> str:
@@ -122,21 +113,19 @@ class Auth:
             raise _refused() from None
         return str(claims["key"])
 
-    async def _all_keys(self) -> dict[str, ApiKey]:
-        if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
-            if self._loading is None or self._loading.done():
-                self._loading = asyncio.create_task(self._load_keys())
-            try:
-                await asyncio.wait_for(asyncio.shield(self._loading), _KEYS_WITHIN_S)
-            except TimeoutError:
-                raise ApiError(503, database_failed("it does not answer")) from None
-        return self._keys
+    async def _load_if_due(self) -> None:
+        """Read all keys every two seconds, once for all requests that wait."""
+        if time.monotonic() - self._loaded_at <= _RELOAD_KEYS_S:
+            return
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.create_task(self._load())
+        try:
+            await asyncio.wait_for(asyncio.shield(self._loading), _KEYS_WITHIN_S)
+        except TimeoutError:
+            raise ApiError(503, database_failed("it does not answer")) from None
 
-    async def _load_keys(self) -> None:
-        """Read all keys, once for all requests that wait, and in a thread that has no other work.
-
-        Every request needs them, also a heartbeat while all other threads are busy.
-        """
+    async def _load(self) -> None:
+        """Read the keys in a thread of their own: a heartbeat needs them while others are busy."""
         loop = asyncio.get_running_loop()
         keys = await loop.run_in_executor(self._thread, self._store.all_keys)
         self._keys = {key.hash: key for key in keys}
@@ -151,7 +140,7 @@ class Auth:
         """Return a signed token that replaces the presented key for an hour."""
         issued = int(time.time())
         claims = {
-            "sub": await self.find_user(presented),
+            "sub": (await self.caller(presented)).user,
             "org_id": "mint",
             "key": self._find_hash(presented),
             "iat": issued,
@@ -174,18 +163,12 @@ def _read_secret(path: Path) -> bytes:
     Raises UserError for a file that was cut short: everyone could sign with an empty secret.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(secrets.token_bytes(_SECRET_BYTES))
-        file.flush()
-        os.fsync(descriptor)
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()
+    with tempfile.NamedTemporaryFile(dir=path.parent) as draft:  # readable by its owner only
+        draft.write(secrets.token_bytes(_SECRET_BYTES))
+        draft.flush()
+        os.fsync(draft.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft.name, path)
     secret = path.read_bytes()
     if len(secret) != _SECRET_BYTES:
         raise UserError(

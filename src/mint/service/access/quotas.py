@@ -18,20 +18,14 @@ _COUNT, _BYTES = TypeAdapter(PositiveInt), TypeAdapter(Annotated[ByteSize, Field
 
 @dataclass(frozen=True)
 class Quota:
-    """The limits of one key. None means no limit."""
+    """The limits of one key, as the settings ``quota_…`` describe them. None means no limit."""
 
     runs: int | None = None
-    """Runs that can be trained: neither unloaded nor deleted for disuse."""
     sessions: int | None = None
-    """Sessions that are kept, except those with runs."""
     samplers: int | None = None
-    """Samplers in memory. Idle ones are evicted to make room for others."""
     checkpoints: int | None = None
-    """Checkpoints of the runs that the key created."""
     tokens_in_flight: int | None = None
-    """Prompt tokens plus ``max_tokens`` of the samples in progress."""
     bytes: int | None = None
-    """Total size of the checkpoints of the runs that the key created."""
 
     @classmethod
     def of(cls, settings: Settings, own: Mapping[str, int | None]) -> Quota:

@@ -62,7 +62,7 @@ class Dashboard:
         return is_local and user == LOCAL_USER
 
     async def _user(self, request: Request) -> str:
-        return await self._service.auth.find_user(request.headers.get("x-api-key"))
+        return (await self._service.auth.caller(request.headers.get("x-api-key"))).user
 
     async def _status(self, request: Request) -> dict[str, Any]:
         """Return the state of the service, as far as the caller may see it."""

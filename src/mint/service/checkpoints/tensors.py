@@ -18,11 +18,7 @@ from numpy.typing import NDArray
 
 from mint.service.errors import UserError
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
+_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MAX_HEADER_BYTES = 16 * 1024**2
 _PIECE = 1 << 18
 """Values that are in memory at a time while a tensor is checked."""
@@ -43,14 +39,14 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Tensors:
-    """The floating-point tensors of one file, converted to float32 when they are read."""
+    """The tensors of an adapter in one file, converted to float32 when they are read."""
 
     file: Path
     entries: dict[str, TensorEntry]
 
     @classmethod
     def open(cls, file: Path) -> Tensors:
-        """Read the header. Raises UserError if it does not describe the file."""
+        """Read the header. Raises UserError for tensors of other types than floating-point."""
         entries = read_entries(file)
         for name, entry in entries.items():
             if not entry.is_float:
@@ -61,12 +57,8 @@ class Tensors:
         return cls(file, entries)
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
-        entry = self.entries[name]
-        if 0 in entry.shape:
-            return np.zeros(entry.shape, np.float32)
-        dtype = _DTYPES[entry.dtype]
-        values: NDArray[Any] = np.memmap(self.file, dtype, "r", entry.start, entry.shape)
-        return _to_float32(values, entry.dtype)
+        values = np.concatenate([np.zeros(0, np.float32), *self.pieces(name)])
+        return values.reshape(self.entries[name].shape)
 
     def pieces(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Read the values of a tensor piece by piece, as a whole one may not fit in memory."""
@@ -76,7 +68,9 @@ class Tensors:
             opened.seek(entry.start)
             for start in range(0, count, _PIECE):
                 values = np.fromfile(opened, _DTYPES[entry.dtype], min(_PIECE, count - start))
-                yield _to_float32(values, entry.dtype)
+                if entry.dtype == "BF16":
+                    values = (values.astype(np.uint32) << 16).view(np.float32)
+                yield values.astype(np.float32)
 
 
 def read_entries(file: Path) -> dict[str, TensorEntry]:
@@ -98,15 +92,8 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
             raise refused from error
         header: dict[str, Any] = json.loads(opened.read(length))
     header.pop("__metadata__", None)
-    return {
-        name: TensorEntry(
-            found["dtype"], tuple(found["shape"]), 8 + length + found["data_offsets"][0]
-        )
-        for name, found in header.items()
-    }
-
-
-def _to_float32(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    if dtype == "BF16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
+    entries = {}
+    for name, found in header.items():
+        start = 8 + length + found["data_offsets"][0]
+        entries[name] = TensorEntry(found["dtype"], tuple(found["shape"]), start)
+    return entries

@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mint.service.text.tokenizer import ModelTokenizer
+from mint.service.text.tokenizer import BROKEN, ModelTokenizer
 
 _CONTEXT = 8  # prompt tokens that affect how the first new one is decoded
 _MOST_UNDECIDED = 64  # the most tokens that wait for the rest of a character
-_BROKEN = "�"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class TextStream:
         before = self.tokenizer.decode(self._tokens[self._from : self._decided])
         text = self.tokenizer.decode(self._tokens[self._from :])
         undecided = len(self._tokens) - self._decided
-        if text.endswith(_BROKEN) and not is_last and undecided < _MOST_UNDECIDED:
+        if text.endswith(BROKEN) and not is_last and undecided < _MOST_UNDECIDED:
             return ""
         self._from, self._decided = self._decided, len(self._tokens)
         return text[len(before) :]

@@ -13,7 +13,7 @@ from mint.service.errors import UserError
 from mint.service.text.template import ChatTemplate
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_BROKEN = "�"
+BROKEN = "�"
 MAX_CHARACTERS = 1_000_000
 """The most characters of one request: encoding ten times as many took twelve seconds."""
 
@@ -37,38 +37,35 @@ class ModelTokenizer:
                 "need. Load the tokenizer with transformers once and save it with "
                 "save_pretrained(), or sample with tokens through the SDK."
             )
-        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._config = _json(folder / "tokenizer_config.json")
-        named = _json(folder / "special_tokens_map.json") | self._config
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        config = _json(folder / "tokenizer_config.json")
+        named = _json(folder / "special_tokens_map.json") | config
         self._special_tokens = {
-            key: _content(value)
+            key: text
             for key, value in named.items()
-            if key.endswith("_token") and _content(value) is not None
+            if key.endswith("_token") and (text := _content(value)) is not None
         }
-        self._templates = _templates(folder, self._config)
+        self._templates = _templates(folder, config)
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Return token ids; ``special`` adds what the model expects first, such as BOS."""
         check_length(len(text))
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
-        return ids
+        return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return text without special tokens."""
-        text: str = self._tokenizer.decode([int(token) for token in tokens])
-        return text
+        return self._tokenizer.decode([int(token) for token in tokens])
 
     def decode_token(self, token: int) -> str:
         """Return one token as text; a special token as its name."""
-        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
-        return text
+        return self._tokenizer.decode([token], skip_special_tokens=False)
 
     def decode_token_bytes(self, token: int) -> list[int]:
         """Return the bytes of one token, also if it is only part of a character."""
         text = self.decode_token(token)
-        if _BROKEN not in text:
+        if BROKEN not in text:
             return list(text.encode())
-        name: str = self._tokenizer.id_to_token(token) or ""
+        name = self._tokenizer.id_to_token(token) or ""
         if match := _BYTE_TOKEN.fullmatch(name):
             return [int(match[1], 16)]
         alphabet = _byte_of_symbol()
@@ -103,8 +100,7 @@ def load_tokenizer(folder: Path) -> ModelTokenizer:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    return content
+    return dict(json.loads(file.read_text())) if file.is_file() else {}
 
 
 def _content(value: Any) -> str | None:
@@ -114,12 +110,10 @@ def _content(value: Any) -> str | None:
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, ChatTemplate]:
     """Return the templates by name; the file in the folder overrides the configuration."""
-    entry = config.get("chat_template")
-    sources: dict[str, str] = {}
+    entry = config.get("chat_template") or []
     if isinstance(entry, str):
-        sources["default"] = entry
-    elif isinstance(entry, list):
-        sources = {named["name"]: named["template"] for named in entry}
+        entry = [{"name": "default", "template": entry}]
+    sources = {named["name"]: named["template"] for named in entry}
     if (file := folder / "chat_template.jinja").is_file():
         sources["default"] = file.read_text()
     return {name: ChatTemplate(source) for name, source in sources.items()}

@@ -40,14 +40,12 @@ def negative_number(key: str) -> int:
 
 
 def open_body(
-    body: bytes, encoding: str | None, limit: int, grow: Callable[[int], None] = lambda size: None
+    body: bytes, encoding: str, limit: int, grow: Callable[[int], None] = lambda size: None
 ) -> bytes:
     """Decompress a body to at most ``limit`` bytes. Raises BadBody.
 
     ``grow`` is called with the size of each piece, and may raise to end the decompression.
     """
-    if not encoding or encoding.lower() == "identity":
-        return body
     if encoding.lower() != "zstd":
         raise BadBody(f"Content-Encoding {encoding!r} is not supported; send zstd or none.")
     opened = bytearray()
@@ -94,8 +92,7 @@ def read_address(body: bytes, is_protobuf: bool) -> Address | None:
 def _protobuf_address(body: bytes) -> Address | None:
     found: dict[int, int | bytes] = {}
     with contextlib.suppress(IndexError, ValueError):
-        for number, value in _protobuf_fields(body):
-            found[number] = value
+        found.update(_protobuf_fields(body))
     run_id, seq_id = found.get(1), found.get(2, 0)
     if not isinstance(run_id, bytes) or not isinstance(seq_id, int):
         return None

@@ -36,13 +36,9 @@ MAX_TARGET_CELLS = 1 << 24
 _MESSAGES = distribution("tinker").locate_file("tinker/proto/tinker_public_pb2.py")
 wire: Any = SimpleNamespace(**runpy.run_path(str(_MESSAGES)))
 
-_NUMPY_OF_WIRE: dict[int, np.dtype[Any]] = {
-    wire.DTYPE_FLOAT32: np.dtype("<f4"),
-    wire.DTYPE_INT64: np.dtype("<i8"),
-    wire.DTYPE_INT32: np.dtype("<i4"),
-    wire.DTYPE_BFLOAT16: np.dtype("<u2"),
-}
-_NUMPY_OF_JSON = {name: np.dtype(name) for name in ("float32", "int64")}
+_INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
+_NUMPY_OF_WIRE: dict[int, np.dtype[Any]] = {wire.DTYPE_FLOAT32: _FLOAT32, wire.DTYPE_INT64: _INT64}
+_NUMPY_OF_JSON: dict[str, np.dtype[Any]] = {"float32": _FLOAT32, "int64": _INT64}
 
 
 # ---- forward_backward requests ---------------------------------------------------------------
@@ -50,12 +46,8 @@ _NUMPY_OF_JSON = {name: np.dtype(name) for name in ("float32", "int64")}
 
 def decode_forward_backward(body: bytes, is_protobuf: bool, forward_only: bool) -> ForwardBackward:
     """Decode a ``forward_backward`` or ``forward`` body. Raises UserError."""
-    if is_protobuf:
-        return _decode_protobuf_request(body)
-    return _decode_json_request(body, forward_only)
-
-
-def _decode_protobuf_request(body: bytes) -> ForwardBackward:
+    if not is_protobuf:
+        return _decode_json_request(body, forward_only)
     try:
         message = wire.ForwardBackwardRequest.FromString(body)
     except DecodeError as error:
@@ -77,7 +69,7 @@ def _decode_protobuf_datum(index: int, datum: Any, cells: CellBudget) -> Datum:
         kind = chunk.WhichOneof("chunk")
         if kind != "encoded_text":
             raise _unsupported_chunk(f"data[{index}].model_input", kind)
-        pieces.append(_view(chunk.encoded_text.tokens, np.dtype("<i4"), f"data[{index}] tokens"))
+        pieces.append(_view(chunk.encoded_text.tokens, _INT32, f"data[{index}] tokens"))
     inputs = {
         name: _decode_protobuf_tensor(tensor, f"data[{index}].loss_fn_inputs[{name!r}]", cells)
         for name, tensor in datum.loss_fn_inputs.items()
@@ -89,23 +81,12 @@ def _decode_protobuf_tensor(tensor: Any, where: str, cells: CellBudget) -> NDArr
     dtype = _NUMPY_OF_WIRE.get(tensor.dtype)
     if dtype is None:
         raise UserError(f"{where} has an unsupported dtype; send float32 or int64.")
-    shape = list(tensor.shape)
-    if tensor.WhichOneof("encoding") == "sparse_csr":
-        csr = tensor.sparse_csr
-        crow, col = (
-            _view(data, np.dtype("<i8"), where) for data in (csr.crow_indices, csr.col_indices)
-        )
-        values = _widened(_view(csr.values, dtype, where), tensor.dtype)
-        return Csr(crow, col, shape).dense(values, where, cells)
-    return shaped(_widened(_view(tensor.dense, dtype, where), tensor.dtype), shape, where)
-
-
-def _widened(values: NDArray[Any], wire_dtype: int) -> NDArray[Any]:
-    if wire_dtype == wire.DTYPE_BFLOAT16:
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    if wire_dtype == wire.DTYPE_INT32:
-        return values.astype(np.int64)
-    return values
+    if tensor.WhichOneof("encoding") != "sparse_csr":
+        return shaped(_view(tensor.dense, dtype, where), tensor.shape, where)
+    csr = tensor.sparse_csr
+    crow, col = (_view(data, _INT64, where) for data in (csr.crow_indices, csr.col_indices))
+    values = _view(csr.values, dtype, where)
+    return Csr(crow, col, tensor.shape).dense(values, where, cells)
 
 
 def _decode_json_request(body: bytes, forward_only: bool) -> ForwardBackward:
@@ -187,7 +168,7 @@ def decode_chunks(chunks: Any, where: str, limit: float = math.inf) -> IntArray:
         limit -= len(tokens)
         if limit < 0:
             raise UserError(f"{where} has more tokens than a request may have. Shorten it.")
-        pieces.append(_numbers(tokens, np.dtype(np.int64), f"{where}.tokens"))
+        pieces.append(_numbers(tokens, _INT64, f"{where}.tokens"))
     return _concatenate(pieces)
 
 
@@ -207,16 +188,15 @@ def decode_csr(tensor: Mapping[str, Any], where: str) -> Csr | None:
     """Return the cells that a sparse JSON tensor lists; None for a dense one."""
     if tensor.get("sparse_crow_indices") is None:
         return None
-    index = np.dtype(np.int64)
     return Csr(
-        _numbers(tensor["sparse_crow_indices"], index, f"{where}.sparse_crow_indices"),
-        _numbers(tensor.get("sparse_col_indices"), index, f"{where}.sparse_col_indices"),
+        _numbers(tensor["sparse_crow_indices"], _INT64, f"{where}.sparse_crow_indices"),
+        _numbers(tensor.get("sparse_col_indices"), _INT64, f"{where}.sparse_col_indices"),
         _shape(tensor, where),
     )
 
 
 def _shape(tensor: Mapping[str, Any], where: str) -> list[int]:
-    return list(_numbers(tensor.get("shape") or [], np.dtype(np.int64), f"{where}.shape"))
+    return list(_numbers(tensor.get("shape") or [], _INT64, f"{where}.shape"))
 
 
 def _view(data: bytes, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
@@ -272,7 +252,7 @@ def encode_forward_backward(result: ForwardBackwardResult) -> bytes:
 
 
 def _fill(field: Any, trailing: Iterable[int], arrays: Iterable[NDArray[Any]]) -> None:
-    encoded = [_floats(array) for array in arrays]
+    encoded = [_pack(array, _FLOAT32) for array in arrays]
     offsets = np.cumsum([0, *map(len, encoded)], dtype="<i8")
     field.data, field.offsets = b"".join(encoded), offsets.tobytes()
     field.dtype = wire.DTYPE_FLOAT32
@@ -289,13 +269,13 @@ def encode_sample(result: SampleResult, targets: Csr | None = None) -> bytes:
         is_stop = sequence.stop_reason == "stop"
         added = message.sequences.add(
             stop_reason=wire.STOP_REASON_STOP if is_stop else wire.STOP_REASON_LENGTH,
-            tokens=np.ascontiguousarray(sequence.tokens, "<i4").tobytes(),
-            logprobs=_floats(sequence.logprobs),
+            tokens=_pack(sequence.tokens, _INT32),
+            logprobs=_pack(sequence.logprobs, _FLOAT32),
         )
         if sequence.topk_logprobs is not None:
             added.topk_sampled_logprobs.CopyFrom(_encode_topk(sequence.topk_logprobs))
     if result.prompt_logprobs is not None:
-        message.prompt_logprobs = _floats(result.prompt_logprobs)
+        message.prompt_logprobs = _pack(result.prompt_logprobs, _FLOAT32)
     if result.topk_prompt_logprobs is not None:
         message.topk_prompt_logprobs.CopyFrom(_encode_topk(result.topk_prompt_logprobs))
     if result.target_prompt_logprobs is not None:
@@ -311,8 +291,8 @@ def encode_sample(result: SampleResult, targets: Csr | None = None) -> bytes:
 def _encode_topk(topk: TopkLogprobs) -> Any:
     length, k = topk.token_ids.shape
     return wire.TopkLogprobs(
-        token_ids=np.ascontiguousarray(topk.token_ids, "<i4").tobytes(),
-        logprobs=_floats(topk.logprobs),
+        token_ids=_pack(topk.token_ids, _INT32),
+        logprobs=_pack(topk.logprobs, _FLOAT32),
         k=k,
         length=length,
     )
@@ -321,14 +301,13 @@ def _encode_topk(topk: TopkLogprobs) -> Any:
 def _encode_tensor(values: NDArray[Any], dtype: int, csr: Csr | None = None) -> Any:
     tensor = wire.Tensor(dtype=dtype, shape=values.shape)
     if csr is None:
-        tensor.dense = np.ascontiguousarray(values, _NUMPY_OF_WIRE[dtype]).tobytes()
-        return tensor
-    listed = np.ascontiguousarray(csr.pick_cells(values), _NUMPY_OF_WIRE[dtype])
-    tensor.sparse_csr.values = listed.tobytes()
-    tensor.sparse_csr.crow_indices = np.ascontiguousarray(csr.crow, "<i8").tobytes()
-    tensor.sparse_csr.col_indices = np.ascontiguousarray(csr.col, "<i8").tobytes()
+        tensor.dense = _pack(values, _NUMPY_OF_WIRE[dtype])
+    else:
+        tensor.sparse_csr.values = _pack(csr.pick_cells(values), _NUMPY_OF_WIRE[dtype])
+        tensor.sparse_csr.crow_indices = _pack(csr.crow, _INT64)
+        tensor.sparse_csr.col_indices = _pack(csr.col, _INT64)
     return tensor
 
 
-def _floats(values: NDArray[Any]) -> bytes:
-    return np.ascontiguousarray(values, "<f4").tobytes()
+def _pack(values: NDArray[Any], dtype: np.dtype[Any]) -> bytes:
+    return values.astype(dtype, copy=False).tobytes()

@@ -24,8 +24,7 @@ class Form:
 
     def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         listed = []
-        in_order = sorted(pieces, key=lambda piece: piece.choice)
-        for choice, group in groupby(in_order, key=lambda piece: piece.choice):
+        for choice, group in groupby(pieces, key=lambda piece: piece.choice):
             found = list(group)
             text = "".join(piece.text for piece in found)
             scores = [score for piece in found for score in piece.scores]

@@ -18,7 +18,7 @@ from mint.engine.messages import (
     TopkLogprobs,
 )
 from mint.service.access.scopes import Caller
-from mint.service.api.openai.requests import ChatCompletion, Completion, Inference
+from mint.service.api.openai.requests import ChatCompletion, Completion
 from mint.service.errors import ApiError, UserError
 from mint.service.results import Share
 from mint.service.sampling.session import OnTokens, SamplingSession
@@ -55,21 +55,13 @@ class Piece:
 class PreparedRequest:
     """A request with its sampler, its tokenizer and its prompts as tokens."""
 
-    request: Inference
+    request: Completion | ChatCompletion
     sampler: SamplingSession
     tokenizer: ModelTokenizer
     prompts: list[list[int]]
     engine_request: SampleRequest
     completion_tokens: int = 0
     most_scores: int = 0
-
-    @property
-    def choices(self) -> int:
-        return len(self.prompts) * self.request.n
-
-    @property
-    def echo(self) -> bool:
-        return isinstance(self.request, Completion) and self.request.echo
 
     @property
     def is_scored(self) -> bool:
@@ -115,8 +107,8 @@ async def _check_scores(service: Service, job: PreparedRequest) -> None:
         base_model = job.sampler.row.base_model
         async with service.engines.using(base_model) as engine:
             most = engine.info.context_length
-    tokens = job.choices * most
-    if job.echo:
+    tokens = len(prompts) * request.n * most
+    if request.echo:
         tokens += request.n * sum(map(len, prompts))
     alternatives = request.alternatives or 0
     job.most_scores = scores = tokens * (1 + alternatives)
@@ -155,12 +147,10 @@ def _check_ids(prompt: list[int]) -> list[int]:
 
 def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
     """Return the request for the engine, without a prompt."""
+    max_tokens = request.max_tokens
     if isinstance(request, ChatCompletion):
-        max_tokens = request.max_completion_tokens or request.max_tokens
-        scores_prompt = False
-    else:
-        max_tokens = request.max_tokens
-        scores_prompt = request.echo and request.logprobs is not None
+        max_tokens = request.max_completion_tokens or max_tokens
+    scores_prompt = request.echo and request.alternatives is not None
     top = request.alternatives or 0
     return SampleRequest(
         **engine_fields(request)
@@ -197,19 +187,17 @@ def whole_pieces(job: PreparedRequest, results: Sequence[SampleResult]) -> Itera
 
 async def stream_pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
     """Yield the text of every choice as it is sampled."""
-    n = job.request.n
-    choices = [_Choice(job, number) for number in range(job.choices)]
     unread = _UnreadPieces(service.unsent, job.sampler.tenant)
     samples = [
-        asyncio.create_task(_stream(service, job, choices[i : i + n], unread))
-        for i in range(0, job.choices, n)
+        asyncio.create_task(_stream(service, job, index, unread))
+        for index in range(len(job.prompts))
     ]
     try:
         for _ in samples:
             while (piece := await unread.get()) is not None:
                 yield piece
     finally:
-        unread.drop()
+        unread.fail(ApiError(499, "The stream has ended."))  # whatever is still sampled
         for sample in samples:
             sample.cancel()
 
@@ -239,7 +227,8 @@ class _UnreadPieces:
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error instead of what was not read."""
-        self.drop()
+        while not self._pieces.empty():
+            self._read(self._pieces.get_nowait())
         self._error = error
         self._pieces.put_nowait(None)
 
@@ -250,11 +239,6 @@ class _UnreadPieces:
             raise self._error
         self._read(piece)
         return piece
-
-    def drop(self) -> None:
-        """Drop what was not read."""
-        while not self._pieces.empty():
-            self._read(self._pieces.get_nowait())
 
     def _read(self, piece: Piece | None) -> None:
         if piece is not None:
@@ -269,9 +253,11 @@ async def _sample(
 
 
 async def _stream(
-    service: Service, job: PreparedRequest, choices: list[_Choice], unread: _UnreadPieces
+    service: Service, job: PreparedRequest, index: int, unread: _UnreadPieces
 ) -> None:
     """Sample the choices of one prompt."""
+    n = job.request.n
+    choices = [_Choice(job, number) for number in range(index * n, index * n + n)]
 
     def tell(tokens: list[SampledToken]) -> None:
         for token in tokens:
@@ -281,7 +267,7 @@ async def _stream(
                 unread.put(piece)
 
     try:
-        result = await _sample(service, job, choices[0].prompt, tell)
+        result = await _sample(service, job, job.prompts[index], tell)
         ended = list(zip(choices, result.sequences, strict=True))
         rest = await asyncio.to_thread(lambda: [p for c, s in ended for p in c.finish(s, result)])
         for piece in [*rest, None]:
@@ -313,8 +299,8 @@ class _Choice:
 
     def finish(self, sequence: SampledSequence, result: SampleResult) -> list[Piece]:
         """Return the prompt if it is echoed, the tokens that were not streamed, and the end."""
-        found = [self._echo(result)] if self._job.echo else []
-        if self._job.echo and self._job.request.max_tokens == 0:
+        found = [self._echo(result)] if self._job.request.echo else []
+        if self._job.request.max_tokens == 0:
             return [*found, Piece(self.number, "", [], "length")]
         self._job.completion_tokens += len(sequence.tokens)
         everything = _scores(sequence.tokens, sequence.logprobs, sequence.topk_logprobs)

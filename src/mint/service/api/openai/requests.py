@@ -4,7 +4,7 @@ changes nothing; unknown fields are ignored."""
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
@@ -91,11 +91,6 @@ class Inference(Sampling):
                 raise ValueError(f"{key} is not supported by this service; leave it out")
         return data
 
-    @property
-    def alternatives(self) -> int | None:
-        """How many other tokens to report beside each; None without logprobs."""
-        raise NotImplementedError
-
     def stops(self) -> list[str]:
         """Return the stop strings, without empty ones."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -110,6 +105,7 @@ class Completion(Inference):
 
     @property
     def alternatives(self) -> int | None:
+        """How many other tokens to report beside each; None without logprobs."""
         return self.logprobs
 
     @model_validator(mode="after")
@@ -128,12 +124,8 @@ class Completion(Inference):
         return self
 
     def prompts(self) -> list[str] | list[list[int]]:
-        match self.prompt:
-            case str():
-                return [self.prompt]
-            case [int(), *_]:
-                return [self.prompt]  # type: ignore[return-value]
-        return self.prompt  # type: ignore[return-value]
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else self.prompt  # type: ignore[return-value]
 
 
 class Message(Request):
@@ -155,6 +147,7 @@ class Message(Request):
 
 
 class ChatCompletion(Inference):
+    echo: ClassVar = False
     messages: Annotated[Many[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
@@ -165,6 +158,7 @@ class ChatCompletion(Inference):
 
     @property
     def alternatives(self) -> int | None:
+        """How many other tokens to report beside each; None without logprobs."""
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")

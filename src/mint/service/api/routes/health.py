@@ -34,6 +34,6 @@ async def readyz(service: TheService) -> Response:
 async def metrics(request: Request, service: TheService, key: Key) -> Response:
     """Return metrics for Prometheus. A service that other machines can reach requires a key."""
     if not service.settings.is_loopback:
-        await service.auth.find_user(key)
+        await service.auth.caller(key)
     gauges: Gauges = request.app.state.gauges
     return Response(await gauges.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from mint.service.access.ownership import find_readable_run, readable_checkpoints
 from mint.service.api.routes.caller import JsonRoute, ReadCaller, TheService, TrainCaller
@@ -30,9 +30,7 @@ def list_runs(
     """List the caller's runs. Others' runs with public checkpoints are found by their ids."""
     conditions: list[Condition] = []
     if project_id is not None:
-        is_in = SessionRow.project_id == project_id
-        if project_id == NO_PROJECT:
-            is_in |= SessionRow.project_id.is_(None)
+        is_in = func.coalesce(SessionRow.project_id, NO_PROJECT) == project_id
         conditions.append(RunRow.session_id.in_(select(SessionRow.id).where(is_in)))
     rows, total = service.store.page(RunRow, caller.user, limit, offset, *conditions)
     return {

@@ -67,7 +67,7 @@ async def token(service: TheService, _: ReadCaller, key: Key) -> dict[str, str]:
 @router.get("/auth/apikey/me")
 async def get_key(service: TheService, caller: ReadCaller, key: Key) -> dict[str, Any]:
     """Return the name of the presented key."""
-    found = await service.auth.find_key(key)
+    found = service.auth.find_key(key)
     number, name = (0, caller.user) if found is None else (int(found.hash[:12], 16), found.name)
     return {
         "key_id": number,
@@ -80,7 +80,7 @@ async def get_key(service: TheService, caller: ReadCaller, key: Key) -> dict[str
 @router.delete("/auth/apikey/me")
 async def delete_key(service: TheService, _: ReadCaller, key: Key) -> dict[str, str]:
     """Revoke the presented key."""
-    found = await service.auth.find_key(key)
+    found = service.auth.find_key(key)
     if found is None:
         raise ApiError(400, "This service was started with a fixed key, which cannot be revoked.")
     await asyncio.to_thread(service.store.revoke_key, found.name)
@@ -91,12 +91,10 @@ async def delete_key(service: TheService, _: ReadCaller, key: Key) -> dict[str, 
 async def create_session(
     service: TheService, caller: ReadCaller, body: requests.CreateSession
 ) -> dict[str, str]:
-    quota, key = service.find_quota(caller.key), caller.key
-    check = partial(quota.refuse_session, key, service.settings.run_kept_s)
-    is_limited = quota.sessions is not None
-    session_id = await service.sessions.create(
-        caller.user, key, body, check if is_limited else None
-    )
+    quota, check = service.find_quota(caller.key), None
+    if quota.sessions is not None:
+        check = partial(quota.refuse_session, caller.key, service.settings.run_kept_s)
+    session_id = await service.sessions.create(caller.user, caller.key, body, check)
     return {"session_id": session_id, "type": "create_session"}
 
 
