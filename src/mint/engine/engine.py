@@ -140,7 +140,7 @@ class Engine:
     def drop_sampler(self, sampler_id: str) -> None:
         adapter = self._samplers.pop(sampler_id, None)
         if adapter is not None and adapter not in self._samplers.values():
-            self._runner.forget(adapter)
+            self.model.bank.forget(adapter)
 
     def sample(self, ticket: int, sampler_id: str, request: SampleRequest) -> None:
         """Queue a request; ``sampling.step()`` returns its job, with the ticket, once done."""

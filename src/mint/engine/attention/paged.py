@@ -8,7 +8,7 @@ does not depend on that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, count, groupby
 
 import numpy as np
 import torch
@@ -47,15 +47,11 @@ class PagedAttention:
     @classmethod
     def of_chunks(cls, chunks: list[Chunk]) -> PagedAttention:
         """Return the attention of chunks of prompts."""
-        groups: list[list[int]] = []
-        common, row = [], 0
+        groups, common, row = [], [], count()
         for chunk in chunks:
-            for block in range(chunk.start // BLOCK_SIZE, -(-chunk.end // BLOCK_SIZE)):
-                first, last = block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE
-                count = min(last, chunk.end) - max(first, chunk.start)
-                groups.append(list(range(row, row + count)))
+            for block, tokens in groupby((chunk.positions // BLOCK_SIZE).tolist()):
+                groups.append([next(row) for _ in tokens])
                 common.append(block + 1)
-                row += count
         return cls(
             [chunk.blocks for chunk in chunks],
             np.repeat(np.arange(len(chunks)), [len(chunk.tokens) for chunk in chunks]),

@@ -353,18 +353,15 @@ def _add_banked(
 
 def _find_groups(sites: list[Site]) -> list[list[Site]]:
     """Group the sites that read the same input, in the order of the model."""
-    by_name = {site.name: site for site in sites}
-    groups, grouped = [], set[str]()
+    families: dict[tuple[str, tuple[str, ...]], list[Site]] = {}
     for site in sites:
-        if site.name in grouped:
-            continue
         parent, _, child = site.name.rpartition(".")
         family = next((names for names in _SIBLINGS if child in names), (child,))
-        members = [by_name.get(f"{parent}.{name}" if parent else name) for name in family]
-        present = [member for member in members if member is not None]
-        group = present if len(present) == len(family) and present[0] is site else [site]
-        groups.append(group)
-        grouped.update(member.name for member in group)
+        families.setdefault((parent, family), []).append(site)
+    groups = []
+    for (_, family), members in families.items():
+        is_whole = [site.name.rpartition(".")[2] for site in members] == [*family]
+        groups += [members] if is_whole else [[site] for site in members]
     return groups
 
 
@@ -379,10 +376,9 @@ def replace_layers(
         layers = [model.get_submodule(site.name) for site in group]
         product = FrozenLinear(group, layers, precision)
         products[group[0].name] = product
-        for index, site in enumerate(group):
-            parent, _, child = site.name.rpartition(".")
-            part = product if index == 0 else LinearPart(product, index)
-            setattr(model.get_submodule(parent), child, part)
+        model.set_submodule(group[0].name, product)
+        for index, site in enumerate(group[1:], start=1):
+            model.set_submodule(site.name, LinearPart(product, index))
     return products
 
 

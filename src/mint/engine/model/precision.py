@@ -4,12 +4,6 @@ Whatever enters a product is rounded to the format of the precision; sums, norms
 softmax are float32 everywhere. What counts is the rounding of what enters a product: sampler and
 trainer batch differently, and each rounding is amplified by the layers above it.
 
-| precision  | on an NVIDIA GPU                             | on a CPU                             |
-|------------|----------------------------------------------|--------------------------------------|
-| `exact`    | bfloat16 weights, activations in three parts | float32                              |
-| `half`     | float16 products, float32 sums               | float16 operands (slow: for tests)   |
-| `bfloat16` | bfloat16 products, float32 sums              | bfloat16 products, float32 sums      |
-
 Keys and values are float16 with `half`, bfloat16 with `bfloat16` on a GPU, float16 with `bfloat16`
 on a CPU that has C kernels, and otherwise float32: in the pool and in the attention of training.
 """

@@ -68,10 +68,6 @@ class Runner:
         """Return the LoRA context of a pass whose rows use these adapters."""
         return self._bank.rows(adapters, self._model.device)
 
-    def forget(self, adapter: Adapter) -> None:
-        """Free the slot of an adapter that no sampler uses any more."""
-        self._bank.forget(adapter)
-
     def prefill(self, steps: list[PrefillStep]) -> Tensor:
         """Return the hidden states [N, H] of chunks, whose keys and values go to the pool."""
         self.pool.bind()

@@ -5,13 +5,12 @@ All of it comes from the hidden states of one prefill. Row i of a result is abou
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.messages import FloatArray, SampleRequest, TopkLogprobs, UserError
+from mint.engine.messages import FloatArray, SampleRequest, SampleResult, TopkLogprobs, UserError
 from mint.engine.model.context import Lora
 from mint.engine.model.head import Head
 from mint.engine.sampling.picking import Picks, pick
@@ -31,27 +30,18 @@ EXTREME_PARAMETERS = (
 _ALTERNATIVES = 1 << 20  # sample numbers for draws in the prompt, away from those of answers
 
 
-@dataclass(frozen=True)
-class PromptScores:
-    """The parts that a request asked for."""
-
-    logprobs: FloatArray | None = None
-    topk: TopkLogprobs | None = None
-    targets: FloatArray | None = None
-    alternatives: TopkLogprobs | None = None
-
-
 def score_prompt(
     request: SampleRequest, hidden: Tensor, head: Head, lora: Lora, seed: int
-) -> PromptScores:
-    """Score a prompt from its hidden states [N, H]."""
+) -> SampleResult:
+    """Return what a request asks about its prompt, from the prompt's hidden states [N, H]."""
     rows = hidden[:-1]  # row i predicts prompt token i + 1
     first = len(rows) - request.prompt_logprobs_last_n if request.prompt_logprobs_last_n else 0
-    return PromptScores(
-        logprobs=_logprobs(request, rows, first, head, lora),
-        topk=_topk(rows, first, request.topk_prompt_logprobs, head, lora),
-        targets=_targets(request, rows, head, lora),
-        alternatives=_alternatives(request, rows, head, lora, seed),
+    return SampleResult(
+        sequences=[],
+        prompt_logprobs=_logprobs(request, rows, first, head, lora),
+        topk_prompt_logprobs=_topk(rows, first, request.topk_prompt_logprobs, head, lora),
+        target_prompt_logprobs=_targets(request, rows, head, lora),
+        prompt_alt_tokens=_alternatives(request, rows, head, lora, seed),
     )
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,7 +26,7 @@ from mint.engine.messages import (
 )
 from mint.engine.sampling.kv_pool import BLOCK_SIZE
 from mint.engine.sampling.picking import is_filtered, is_penalized
-from mint.engine.sampling.scoring import BROKEN_WEIGHTS, EXTREME_PARAMETERS, PromptScores
+from mint.engine.sampling.scoring import BROKEN_WEIGHTS, EXTREME_PARAMETERS
 from mint.engine.sampling.stopping import StopRule
 
 _uids = itertools.count()
@@ -148,7 +148,7 @@ class Job:
     stop: StopRule
     max_tokens: int
     seed: int = field(default_factory=lambda: secrets.randbits(63))
-    scores: PromptScores | None = None
+    scores: SampleResult | None = None  # of its prompt
     error: Exception | None = None
     is_cancelled: bool = False
     prefill: Prefill | None = None
@@ -192,12 +192,6 @@ class Job:
         return self.is_cancelled or self.error is not None
 
     def result(self) -> SampleResult:
-        scores = self.scores or PromptScores()
-        return SampleResult(
-            sequences=[sequence.result() for sequence in self.sequences],
-            prompt_logprobs=scores.logprobs,
-            topk_prompt_logprobs=scores.topk,
-            target_prompt_logprobs=scores.targets,
-            prompt_alt_tokens=scores.alternatives,
-            digest=self.adapter.digest if self.adapter is not None else None,
-        )
+        sequences = [sequence.result() for sequence in self.sequences]
+        digest = None if self.adapter is None else self.adapter.digest
+        return replace(self.scores or SampleResult([]), sequences=sequences, digest=digest)
