@@ -90,20 +90,13 @@ def _lay_out(sequences: Sequence[IntArray], members: list[int], shared: list[int
     """Return the forest of sorted members; each adds what it does not share with the one before."""
     added = [sequences[m][depth:] for m, depth in zip(members, shared, strict=True)]
     starts = np.cumsum([0, *map(len, added)])
-    ends = np.full(starts[-1], starts[-1])
+    positions, ends = np.empty(starts[-1], np.int64), np.full(starts[-1], starts[-1])
     paths: list[IntArray] = []
     for depth, (start, stop) in zip(shared, pairwise(starts), strict=True):
         path = np.arange(start, stop)
+        positions[start:stop] = path - start + depth
         if paths:
             ends[paths[-1][depth:]] = start
             path = np.concatenate([paths[-1][:depth], path])
         paths.append(path)
-    return PrefixTree(
-        tokens=np.concatenate(added),
-        positions=np.concatenate(
-            [np.arange(depth, depth + len(part)) for part, depth in zip(added, shared, strict=True)]
-        ),
-        ends=ends,
-        members=members,
-        paths=paths,
-    )
+    return PrefixTree(np.concatenate(added), positions, ends, members, paths)
