@@ -170,22 +170,17 @@ def _untie(model: PreTrainedModel, head_name: str) -> None:
 
 @torch.no_grad()
 def _merge_site(model: nn.Module, site: Site, adapter: Adapter, dtype: torch.dtype) -> None:
-    a, b = adapter.pairs[site.name]
-    if site.experts:
-        module_name, _, parameter = site.name.rpartition(".")
-        module = model.get_submodule(module_name)
-        a, b = split_experts((a, b), site.experts, torch.float32)
-        weight = module.get_parameter(parameter)
-        merged = torch.empty_like(weight, dtype=dtype)
-        for expert in range(site.experts):
-            change = adapter.scale * (b[expert] @ a[expert])
-            change = change.T if module.is_transposed else change
-            merged[expert] = (weight[expert].float() + change).to(dtype)
-    else:
-        module, parameter = model.get_submodule(site.name), "weight"
+    name = site.name if site.experts else f"{site.name}.weight"
+    weight, (owner, _, parameter) = model.get_parameter(name), name.rpartition(".")
+    module = model.get_submodule(owner)
+    is_transposed = module.is_transposed if site.experts else isinstance(module, Conv1D)
+    merged = torch.empty_like(weight, dtype=dtype)
+    experts = max(site.experts, 1)
+    layers = (tensor.view(experts, *weight.shape[-2:]) for tensor in (merged, weight))
+    pairs = split_experts(adapter.pairs[site.name], experts, torch.float32)
+    for target, frozen, a, b in zip(*layers, *pairs, strict=True):
         change = adapter.scale * (b @ a)
-        change = change.T if isinstance(module, Conv1D) else change
-        merged = (module.get_parameter(parameter).float() + change).to(dtype)
+        target.copy_(frozen.float() + (change.T if is_transposed else change))
     setattr(module, parameter, nn.Parameter(merged, requires_grad=False))
 
 

@@ -17,7 +17,6 @@ from mint.engine import native
 from mint.engine.model.context import BankedLora, Lora, TrainedLora, active, by_slot
 from mint.engine.model.precision import (
     FrozenProduct,
-    PackedWeight,
     Precision,
     bf16,
     fill_up,
@@ -25,6 +24,8 @@ from mint.engine.model.precision import (
     multiply,
     multiply_frozen,
     multiply_gradient,
+    multiply_reordered,
+    reorder,
 )
 from mint.engine.native.training import LANES
 from mint.engine.native.training import LoraProduct as KernelLoraProduct
@@ -32,7 +33,7 @@ from mint.engine.native.training import LoraProduct as KernelLoraProduct
 Pairs = Mapping[str, tuple[Tensor, Tensor]]  # A and B by the name of their site
 Copies = list[tuple[Tensor, Tensor]]  # each a target and its source
 
-_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_SIBLINGS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,10 @@ class FrozenLinear(nn.Module):
         self.weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
         self.bias = _joint_bias(layers, self.sizes)
         self.packed: native.Packed | None = None  # for a CPU's kernels
-        self._reordered: PackedWeight | None = None  # for sampling on a CPU without them
         if self.weight.device.type == "cpu" and precision.has_kernels:
             self.packed = native.Packed(self.weight.to(bf16), self.sizes)
-        elif PackedWeight.is_possible(self.weight):
-            self._reordered = PackedWeight(self.weight)
+        # For sampling on a CPU without them.
+        self._reordered = reorder(self.weight) if self.packed is None else None
         # A plain bool: compiled layers cannot follow how it is found.
         widths = (*self.sizes, self.weight.shape[1])
         self._has_training_kernels = self.packed is not None and not any(
@@ -211,7 +211,7 @@ class FrozenLinear(nn.Module):
             return self.packed.multiply(x, by_slot(lora))
         rows = fill_up(x)
         if self._reordered is not None:
-            y = self._reordered.multiply(rows)
+            y = multiply_reordered(rows, self._reordered)
         else:
             y = multiply(rows, self.weight, self.precision)
         in_use = lora.members if isinstance(lora, BankedLora) and self.slots else []

@@ -118,16 +118,13 @@ class Sequence:
 
     def fresh(self) -> list[SampledToken]:
         """Return the tokens since the last call."""
-        start, self.reported = self.reported, len(self.tokens)
-        return [
-            SampledToken(
-                self.index,
-                self.tokens[at],
-                self.logprobs[at],
-                list(zip(*(row.tolist() for row in self.top[at]), strict=True)) if self.top else [],
-            )
-            for at in range(start, self.reported)
-        ]
+        fresh = []
+        for at in range(self.reported, len(self.tokens)):
+            ids, logprobs = self.top[at] if self.top else ((), ())
+            top = [(int(one), float(lp)) for one, lp in zip(ids, logprobs, strict=True)]
+            fresh.append(SampledToken(self.index, self.tokens[at], self.logprobs[at], top))
+        self.reported = len(self.tokens)
+        return fresh
 
     def result(self) -> SampledSequence:
         assert self.stop_reason is not None, "only a finished sequence has a result"
@@ -147,7 +144,7 @@ class Job:
     adapter: Adapter | None
     stop: StopRule
     max_tokens: int
-    seed: int = field(default_factory=lambda: secrets.randbits(63))
+    seed: int = field(init=False)
     scores: SampleResult | None = None  # of its prompt
     error: Exception | None = None
     is_cancelled: bool = False
@@ -158,8 +155,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.sequences = [Sequence(self, i) for i in range(self.request.num_samples)]
-        if self.request.seed is not None:
-            self.seed = self.request.seed
+        self.seed = secrets.randbits(63) if self.request.seed is None else self.request.seed
 
     @property
     def tenant(self) -> str:

@@ -86,7 +86,7 @@ def _kept_tokens(members: list[Datum], order: NDArray[Any]) -> NDArray[Any] | No
     if not width:
         return None
     filled = [np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=-1) for row in rows]
-    return np.concatenate(filled)[order]
+    return np.asarray(np.concatenate(filled)[order])
 
 
 def check_request(

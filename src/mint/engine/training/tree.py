@@ -48,7 +48,8 @@ def pack(sequences: Sequence[IntArray], budget: int) -> list[PrefixTree]:
     members: list[int] = []
     shared: list[int] = []  # tokens of each member that the one before it begins with too
     size = 0
-    for i in sorted(range(len(sequences)), key=lambda i: _sort_key(sequences[i])):
+    # Ids are not negative: these bytes sort as they do.
+    for i in sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i8").tobytes()):
         common = _common(sequences[members[-1]], sequences[i]) if members else 0
         if members and size + len(sequences[i]) - common > budget:
             trees.append(_lay_out(sequences, members, shared))
@@ -72,11 +73,6 @@ def pack_evenly(sequences: Sequence[IntArray], budget: int) -> list[PrefixTree]:
         if len(even) <= len(trees):
             return even
     return trees
-
-
-def _sort_key(tokens: IntArray) -> bytes:
-    """Bytes that sort as the tokens do (ids are not negative)."""
-    return tokens.astype(">i8").tobytes()
 
 
 def _common(one: IntArray, other: IntArray) -> int:
