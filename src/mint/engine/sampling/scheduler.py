@@ -19,7 +19,7 @@ from mint.engine.attention.layout import Chunk
 from mint.engine.sampling.holdings import Holdings
 from mint.engine.sampling.kv_blocks import BlockManager
 from mint.engine.sampling.kv_pool import BLOCK_SIZE
-from mint.engine.sampling.sequence import Job, Prefill, Sequence
+from mint.engine.sampling.sequence import Job, Prefill, Sequence, new_uid
 from mint.engine.sampling.slots import SlotTurns
 from mint.engine.sampling.waiting import WaitingJobs
 
@@ -460,7 +460,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.version += 1
         self._release(sequence)
-        sequence.renew_uid()  # what a runner knows of its blocks is out of date
+        sequence.uid = new_uid()  # what a runner knows of its row and blocks is out of date
         job = sequence.job
         self._waiting.add_resuming(Prefill(sequence.cached, job.adapter, sequence, job.tenant))
 

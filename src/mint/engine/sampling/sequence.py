@@ -29,7 +29,7 @@ from mint.engine.sampling.picking import is_filtered, is_penalized
 from mint.engine.sampling.scoring import BROKEN_WEIGHTS, EXTREME_PARAMETERS
 from mint.engine.sampling.stopping import StopRule
 
-_uids = itertools.count()
+new_uid = itertools.count().__next__
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class Sequence:
     known: int = 0  # blocks whose content the block manager knows
     number: int = 0  # of the last of these
     reported: int = 0  # tokens that were sent as progress
-    uid: int = field(default_factory=_uids.__next__)
+    uid: int = field(default_factory=new_uid)
 
     @property
     def length(self) -> int:
@@ -86,10 +86,6 @@ class Sequence:
     @property
     def is_done(self) -> bool:
         return self.stop_reason is not None
-
-    def renew_uid(self) -> None:
-        """Take another uid, so that rows that were assigned to the old one are not used again."""
-        self.uid = next(_uids)
 
     @property
     def cached(self) -> IntArray:

@@ -118,13 +118,10 @@ class _Pass:
         flat = torch.cat([part.float() for part in parts]).cpu().numpy()
         numbers, rest = np.split(flat, [len(self.sums)])
         ends = list(running_sums(math.prod(shape) for shape in self.shapes))
-        arrays = {
-            name: [
-                piece.reshape(shape)
-                for piece, shape in zip(np.split(array, ends[:-1]), self.shapes, strict=True)
-            ]
-            for name, array in zip(self.arrays, np.split(rest, len(self.arrays)), strict=True)
-        }
+        arrays = {}
+        for name, array in zip(self.arrays, np.split(rest, len(self.arrays)), strict=True):
+            pieces = zip(np.split(array, ends[:-1]), self.shapes, strict=True)
+            arrays[name] = [piece.reshape(shape) for piece, shape in pieces]
         return dict(zip(self.sums, numbers.tolist(), strict=True)), arrays
 
 
