@@ -41,7 +41,7 @@ def _shift(value: Tensor, bits: int) -> Tensor:
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
-class Row(NamedTuple):
+class RowSettings(NamedTuple):
     """What the token of a row depends on, beside its logits and its position."""
 
     request: SampleRequest
@@ -66,7 +66,7 @@ class Picks:
     top: int  # how many of the likeliest tokens are reported, at most over the rows
 
     @classmethod
-    def of(cls, rows: Sequence[Row], vocabulary: int, device: torch.device) -> Picks:
+    def of(cls, rows: Sequence[RowSettings], vocabulary: int, device: torch.device) -> Picks:
         """Collect the settings of rows."""
         requests, seeds, samples = zip(*rows, strict=True)
         top_k = [min(max(r.top_k, 0), vocabulary) % vocabulary for r in requests]
@@ -152,7 +152,7 @@ def pick(logits: Tensor, picks: Picks, steps: Tensor) -> Picked:
     return Picked(tokens, logprobs, top.indices, top.values)
 
 
-def pick_by_kernels(logits: Tensor, rows: Sequence[Row], steps: Tensor) -> Picked:
+def pick_by_kernels(logits: Tensor, rows: Sequence[RowSettings], steps: Tensor) -> Picked:
     """Pick as :func:`pick` does, on a CPU with kernels.
 
     Whether a row is picked by the kernel depends on its own request alone, so its bits do too.

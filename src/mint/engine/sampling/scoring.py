@@ -13,7 +13,7 @@ from torch import Tensor
 from mint.engine.messages import FloatArray, SampleRequest, SampleResult, TopkLogprobs, UserError
 from mint.engine.model.context import Lora
 from mint.engine.model.head import Head
-from mint.engine.sampling.picking import Picks, Row, pick
+from mint.engine.sampling.picking import Picks, RowSettings, pick
 from mint.engine.training.logprobs import target_logprobs
 
 NO_LOGPROB = -99999.0  # fills the cells of top-k rows that have no distribution
@@ -94,7 +94,7 @@ def _alternatives(
         end = start + len(logits)
         steps = torch.arange(start, end, device=logits.device)
         for number in range(k):
-            same = [Row(draws, seed, _ALTERNATIVES + number)] * len(logits)
+            same = [RowSettings(draws, seed, _ALTERNATIVES + number)] * len(logits)
             picked = pick(logits, Picks.of(same, head.vocabulary, logits.device), steps)
             ids[start:end, number] = picked.tokens.cpu().numpy()
             values[start:end, number] = picked.logprobs.cpu().numpy()
