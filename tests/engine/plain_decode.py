@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mint.engine.attention.layout import DecodeRows
+from mint.engine.attention.layout import Chunk
 from mint.engine.attention.reference import attend, store
 from mint.engine.model.context import Scores
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
@@ -14,10 +14,10 @@ from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
 class ReferenceDecode:
     """One new token per sequence, which sees its own blocks: gathered again for every layer."""
 
-    def __init__(self, pool: KVPool, rows: DecodeRows) -> None:
-        positions = torch.as_tensor(rows.positions, device=pool.device)
-        width = max(len(blocks) for blocks in rows.blocks)
-        table = [[*blocks, *[0] * (width - len(blocks))] for blocks in rows.blocks]
+    def __init__(self, pool: KVPool, rows: list[Chunk]) -> None:
+        positions = torch.tensor([row.start for row in rows], device=pool.device)
+        width = max(len(row.blocks) for row in rows)
+        table = [[*row.blocks, *[0] * (width - len(row.blocks))] for row in rows]
         self._table = torch.tensor(table, device=pool.device)
         self._positions = positions
         current = self._table.gather(1, (positions // BLOCK_SIZE)[:, None]).squeeze(1)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +162,13 @@ def test_training_in_turns_gives_the_same_gradients(base: BaseModel) -> None:
     turns = TrainingTurns()
     for run in ("one", "other"):
         call = Call(0, "forward_backward", {})
-        turns.add(
-            "", TrainingOperation(call, run, together.forward_backward_steps(run, operations))
-        )
+        steps = together.forward_backward_steps(run, operations)
+        turns.add(TrainingOperation(call, "", run, steps))
     while turns:
         operation = turns.next()
-        try:
+        with suppress(StopIteration):
             next(operation.steps)
-        except StopIteration:
-            turns.remove(operation)
+            turns.add(operation)
     for run in ("one", "other"):
         for mine, theirs in zip(
             alone._runs[run].adapter.parameters(),

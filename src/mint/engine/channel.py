@@ -36,7 +36,8 @@ class Channel:
     def receive(self) -> Any:
         """Return the next message. Raises EOFError or ConnectionError when the peer is gone."""
         (count,) = _COUNT.unpack(self._read(_COUNT.size))
-        body, *buffers = [self._read(size) for size in _sizes(count, self._read(8 * count))]
+        sizes = struct.unpack(f">{count}Q", self._read(8 * count))
+        body, *buffers = [self._read(size) for size in sizes]
         return pickle.loads(body, buffers=buffers)
 
     def _read(self, size: int) -> bytearray:
@@ -70,7 +71,7 @@ class AsyncChannel:
     async def receive(self) -> Any:
         """Return the next message. Raises EOFError or ConnectionError when the peer is gone."""
         (count,) = _COUNT.unpack(await self._read(_COUNT.size))
-        sizes = _sizes(count, await self._read(8 * count))
+        sizes = struct.unpack(f">{count}Q", await self._read(8 * count))
         body, *buffers = [await self._read(size) for size in sizes]
         return pickle.loads(body, buffers=buffers)
 
@@ -110,7 +111,3 @@ def encode(message: Any) -> list[bytes | memoryview]:
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL, buffer_callback=is_small)
     sizes = [len(body), *(buffer.nbytes for buffer in buffers)]
     return [_COUNT.pack(len(sizes)) + struct.pack(f">{len(sizes)}Q", *sizes) + body, *buffers]
-
-
-def _sizes(count: int, packed: bytearray) -> tuple[int, ...]:
-    return struct.unpack(f">{count}Q", packed)

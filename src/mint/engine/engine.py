@@ -140,7 +140,7 @@ class Engine:
     def drop_sampler(self, sampler_id: str) -> None:
         adapter = self._samplers.pop(sampler_id, None)
         if adapter is not None and adapter not in self._samplers.values():
-            self._runner.forget(adapter)
+            self.model.bank.forget(adapter)
 
     def sample(self, ticket: int, sampler_id: str, request: SampleRequest) -> None:
         """Queue a request; ``sampling.step()`` returns its job, with the ticket, once done."""
@@ -198,19 +198,11 @@ def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
     r = request
     for name, is_valid, rule in (
         ("num_samples", 1 <= r.num_samples <= MAX_SAMPLES, f"be from 1 to {MAX_SAMPLES}"),
-        (
-            "temperature",
-            math.isfinite(r.temperature) and r.temperature >= 0,
-            "be 0 (greedy) or a positive number",
-        ),
+        ("temperature", 0 <= r.temperature < math.inf, "be 0 (greedy) or a positive number"),
         ("top_p", 0 < r.top_p <= 1, "be above 0 and at most 1 (off)"),
         ("top_k", r.top_k >= -1, "be 1 or more, or -1 (off)"),
         ("min_p", 0 <= r.min_p <= 1, "be from 0 (off) to 1"),
-        (
-            "repetition_penalty",
-            math.isfinite(r.repetition_penalty) and r.repetition_penalty > 0,
-            "be a positive number; 1 is off",
-        ),
+        ("repetition_penalty", 0 < r.repetition_penalty < math.inf, "be positive; 1 is off"),
         ("frequency_penalty", math.isfinite(r.frequency_penalty), "be a finite number"),
         ("presence_penalty", math.isfinite(r.presence_penalty), "be a finite number"),
     ):

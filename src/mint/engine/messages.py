@@ -6,7 +6,7 @@ dataclasses as arguments and results. Arrays are numpy arrays.
 
 import pickle
 from dataclasses import dataclass, field
-from typing import Any, Literal, SupportsIndex
+from typing import Any, ClassVar, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 StopReason = Literal["stop", "length"]
-
+PRECISIONS = ("auto", "exact", "half", "bfloat16")
 
 NOT_FINITE = "[not_finite]"
 """A code at the end of an error's text, for programs: a loss, a gradient, a datum or an update has
@@ -25,9 +25,6 @@ MAX_SAMPLES = 4096
 
 class UserError(Exception):
     """A mistake in a request. Its text says what, why and what to do, and reaches the client."""
-
-
-PRECISIONS = ("auto", "exact", "half", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -70,16 +67,12 @@ class ModelInfo:
 class LoraSpec:
     """The shape of a run's adapter. ``seed=None`` draws a seed."""
 
+    alpha: ClassVar[int] = 32  # LoRA's numerator: the scale is alpha / rank
     rank: int = 32
     seed: int | None = None
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
-
-    @property
-    def alpha(self) -> int:
-        """LoRA's numerator: the scale is alpha / rank."""
-        return 32
 
 
 @dataclass(frozen=True)

@@ -76,11 +76,11 @@ class Worker:
         try:
             next(operation.steps)
         except StopIteration as end:
-            self._training.remove(operation)
             self._channel.send(EngineReply(operation.call.id, end.value))
         except Exception as error:
-            self._training.remove(operation)
             self._channel.send(_failure(operation.call.id, error))
+        else:
+            self._training.add(operation)
         self._pass_s = time.monotonic() - start
 
     def _read(self) -> None:
@@ -112,26 +112,22 @@ class Worker:
         try:
             if call.method == "sample":
                 self._engine.sample(call.id, **call.arguments)
-                return
-            if call.method == "forward_backward":
+            elif call.method == "forward_backward":
                 self._begin_training(call, **call.arguments)
-                return
-            if call.method == "cancel_sample":
-                self._cancel(**call.arguments)
-                value = None
             else:
-                value = getattr(self._engine, call.method)(**call.arguments)
+                is_ours = call.method == "cancel_sample"
+                method = self._cancel if is_ours else getattr(self._engine, call.method)
+                self._channel.send(EngineReply(call.id, method(**call.arguments)))
         except Exception as error:
             self._channel.send(_failure(call.id, error))
-        else:
-            self._channel.send(EngineReply(call.id, value))
 
     def _begin_training(self, call: Call, run_id: str, operations: list[PackedOperation]) -> None:
         from mint.engine.training.turns import TrainingOperation
 
         unpacked = [operation.unpack() for operation in operations]
         steps = self._engine.forward_backward_steps(run_id, unpacked)
-        self._training.add(self._engine.tenant_of(run_id), TrainingOperation(call, run_id, steps))
+        tenant = self._engine.tenant_of(run_id)
+        self._training.add(TrainingOperation(call, tenant, run_id, steps))
 
     def _cancel(self, call_id: int) -> None:
         if self._engine.sampling.cancel(call_id):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mint.engine import native
-from mint.engine.attention.layout import Chunk, DecodeRows
+from mint.engine.attention.layout import Chunk
 from mint.engine.attention.paged import PagedAttention
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import NoLora, Scores
@@ -147,16 +147,16 @@ def test_norms_and_gates_are_those_of_float64(rows: int, size: int, seed: int) -
     torch.testing.assert_close(gate(both).double(), expected, rtol=2e-6, atol=1e-30)
 
 
-def paged(lengths: list[int], shared: int) -> tuple[DecodeRows, int]:
+def paged(lengths: list[int], shared: int) -> tuple[list[Chunk], int]:
     """Return rows of these lengths that have the blocks of a prompt in common."""
     common = list(range(1, 1 + shared // BLOCK_SIZE))
-    blocks, used = [], 1 + len(common)
+    rows, used = [], 1 + len(common)
     for length in lengths:
         count = -(-(length) // BLOCK_SIZE) - len(common)
-        blocks.append([*common, *range(used + count - 1, used - 1, -1)])
+        blocks = [*common, *range(used + count - 1, used - 1, -1)]
+        rows.append(Chunk(np.zeros(1, np.int64), length - 1, blocks, shared))
         used += count
-    positions = np.array(lengths, np.int64) - 1
-    return DecodeRows(positions, blocks, [shared] * len(lengths)), used
+    return rows, used
 
 
 @settings(deadline=None, max_examples=40)
@@ -181,18 +181,18 @@ def test_decoding_attends_as_the_float64_reference(
     wide.layers()[0][:] = pool.layers()[0]
     wide.layers()[0][0] = pool.layers()[0][0].view(blocks, heads, size, BLOCK_SIZE).mT
     # what a block has beyond its sequence must not matter
-    for row, position in enumerate(rows.positions.tolist()):
-        last, offset = rows.blocks[row][position // BLOCK_SIZE], position % BLOCK_SIZE + 1
+    for chunk in rows:
+        last, offset = chunk.blocks[chunk.start // BLOCK_SIZE], chunk.start % BLOCK_SIZE + 1
         pool.layers()[0][0, last].view(heads, size, BLOCK_SIZE)[:, :, offset:] = np.nan
         pool.layers()[0][1, last, :, offset:] = np.nan
     q, k, v = (numbers(generator, count, n, size) for n in (heads * repeat, heads, heads))
     how = Scores(scale, window, softcap, sinks)
     pool.bind()
-    y = PagedAttention.of_rows(rows).attend(module, q, k, v, how)
+    y = PagedAttention(rows).attend(module, q, k, v, how)
     for row in range(count):
-        alone = DecodeRows(rows.positions[[row]], [rows.blocks[row]], [shared])
         own = (part[row : row + 1] for part in (q, k, v))
-        assert torch.equal(PagedAttention.of_rows(alone).attend(module, *own, how)[0], y[row])
+        alone = PagedAttention([rows[row]]).attend(module, *own, how)
+        assert torch.equal(alone[0], y[row])
     wide.bind()
     double = None if sinks is None else sinks.double()
     expected = ReferenceDecode(wide, rows).attend(
@@ -220,11 +220,11 @@ def test_prefill_has_the_bits_of_decoding_however_it_is_cut(
     for edges in ([0, *sorted(cut for cut in cuts if cut < length), length], [0, length]):
         KVPool({module: (heads, size)}, 7, torch.float16, torch.device("cpu")).bind()
         chunks = [Chunk(np.zeros(b - a, np.int64), a, blocks) for a, b in pairwise(edges)]
-        parts = [run(PagedAttention.of_chunks([c]), c.start, c.end) for c in chunks]
+        parts = [run(PagedAttention([c]), c.start, c.end) for c in chunks]
         results.append(torch.cat(parts))
     assert torch.equal(*results)
-    rows = DecodeRows(np.array([length - 1]), [blocks], [length // 2])
-    decoded = run(PagedAttention.of_rows(rows), length - 1, length)
+    row = Chunk(np.zeros(1, np.int64), length - 1, blocks, length // 2)
+    decoded = run(PagedAttention([row]), length - 1, length)
     assert torch.equal(decoded[0], results[0][-1])
 
 
@@ -251,11 +251,12 @@ def test_layers_are_those_of_transformers(
         tokens = np.arange(20, 60)
         with torch.inference_mode():
             chunk = Chunk(tokens, 0, [4, 2, 7])
-            view = PagedAttention.of_chunks([chunk])
+            view = PagedAttention([chunk])
             first = model.hidden(tokens, chunk.positions, view, NoLora())
-            rows = DecodeRows(np.array([40, 25]), [[4, 2, 7], [4, 2]], [32, 20])
-            view = PagedAttention.of_rows(rows)
-            more = model.hidden(np.array([60, 61]), rows.positions, view, NoLora())
+            one = Chunk(np.array([60]), 40, [4, 2, 7], 32)
+            other = Chunk(np.array([61]), 25, [4, 2], 20)
+            view = PagedAttention([one, other])
+            more = model.hidden(np.array([60, 61]), np.array([40, 25]), view, NoLora())
         results.append(torch.cat([first, more]))
     kernels, modules = results
     assert (kernels - modules).abs().max() <= 0.02 * modules.abs().max()

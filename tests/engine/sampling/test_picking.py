@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mint.engine.messages import SampleRequest
-from mint.engine.sampling.picking import Picks, draw, penalize, pick, uniforms
+from mint.engine.sampling.picking import Picks, RowSettings, draw, penalize, pick, uniforms
 
 PROMPT = np.array([1, 2, 3])
 MASK = (1 << 64) - 1
@@ -52,7 +52,9 @@ def picked(logits: torch.Tensor, count: int = 4000, **settings: object):
     rows = logits.expand(count, -1).clone()
     for row in range(count):
         penalize(rows, row, request, [4, 4, 5])
-    picks = Picks.of([request] * count, [7] * count, list(range(count)), logits.shape[-1], CPU)
+    picks = Picks.of(
+        [RowSettings(request, 7, sample) for sample in range(count)], logits.shape[-1], CPU
+    )
     result = pick(rows, picks, torch.zeros(count, dtype=torch.long))
     return result.tokens, result.logprobs, rows[0]
 

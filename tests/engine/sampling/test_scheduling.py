@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from mint.engine import attention
 from mint.engine.attention.blocked import BlockedAttention
+from mint.engine.attention.layout import Chunk
 from mint.engine.engine import Engine
 from mint.engine.messages import SampleRequest, SampleResult, UserError
 from mint.engine.model.base_model import BaseModel
+from mint.engine.model.context import Attention
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 from mint.engine.sampling.runner import Runner, Tokens
 from mint.engine.sampling.sampler import Sampler
@@ -103,8 +105,13 @@ def test_grouped_decoding_equals_the_plain_reference(
     for is_plain in (False, True):
         engine = trained_engine(model)
         if is_plain:
-            plain_view = partial(ReferenceDecode, engine._runner.pool)
-            monkeypatch.setattr(BlockedAttention, "of_rows", plain_view)
+            pool = engine._runner.pool
+
+            def plain_view(chunks: list[Chunk], pool: KVPool = pool) -> Attention:
+                is_decode = all(len(chunk.tokens) == 1 for chunk in chunks)
+                return ReferenceDecode(pool, chunks) if is_decode else BlockedAttention(chunks)
+
+            monkeypatch.setattr(attention, "BlockedAttention", plain_view)
         requests = [
             SampleRequest(LONG[:70], 5, 30, seed=1, stop=[]),
             SampleRequest(PROMPT, 1, 9, seed=2, stop=[]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +44,6 @@ class Adapter:
 
     def parameters(self) -> list[Tensor]:
         """Return all tensors, in a fixed order."""
-        return [*self._parameters]
-
-    @cached_property
-    def _parameters(self) -> list[Tensor]:
         return [tensor for name in sorted(self.pairs) for tensor in self.pairs[name]]
 
     def frozen_copy(self, device: torch.device) -> Adapter:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from mint.engine.adapters.lora import Adapter, find_sites
@@ -127,10 +127,10 @@ def convert_adapter(adapter: Path, out: Path, dtype: str) -> None:
 
 def check_merged(base: Path, adapter: Path, merged: Path) -> Check:
     """Compare a merged model, as transformers runs it, with the adapter, as the engine runs it."""
-    reference = _Reference.compute(base, adapter)
+    reference = _run_in_engine(base, adapter)
     gc.collect()
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
-    return reference.compare(_logprobs_of_model(model, reference.texts), "transformers")
+    return _compare(*reference, model, "transformers")
 
 
 def check_adapter(base: Path, adapter: Path, copy: Path, *, peft: bool | None = None) -> Check:
@@ -139,7 +139,7 @@ def check_adapter(base: Path, adapter: Path, copy: Path, *, peft: bool | None = 
     The exported files are run by PEFT where it is installed (``peft`` sets this), and elsewhere by
     transformers, after they were added to the weights.
     """
-    reference = _Reference.compute(base, adapter)
+    reference = _run_in_engine(base, adapter)
     gc.collect()
     model = _load(base, torch.float32)
     if find_spec("peft") is not None if peft is None else peft:
@@ -150,10 +150,9 @@ def check_adapter(base: Path, adapter: Path, copy: Path, *, peft: bool | None = 
             # about Conv1D layers, which it treats correctly.
             warnings.simplefilter("ignore", UserWarning)
             adapted = PeftModel.from_pretrained(model, copy).eval()
-        by = f"PEFT {version('peft')}"
-        return reference.compare(_logprobs_of_model(adapted, reference.texts), by)
+        return _compare(*reference, adapted, f"PEFT {version('peft')}")
     _merge_all(model, copy, torch.float32)
-    return reference.compare(_logprobs_of_model(model, reference.texts), "transformers")
+    return _compare(*reference, model, "transformers")
 
 
 # ---- merging -------------------------------------------------------------------------------------
@@ -171,22 +170,17 @@ def _untie(model: PreTrainedModel, head_name: str) -> None:
 
 @torch.no_grad()
 def _merge_site(model: nn.Module, site: Site, adapter: Adapter, dtype: torch.dtype) -> None:
-    a, b = adapter.pairs[site.name]
-    if site.experts:
-        module_name, _, parameter = site.name.rpartition(".")
-        module = model.get_submodule(module_name)
-        a, b = split_experts((a, b), site.experts, torch.float32)
-        weight = module.get_parameter(parameter)
-        merged = torch.empty_like(weight, dtype=dtype)
-        for expert in range(site.experts):
-            change = adapter.scale * (b[expert] @ a[expert])
-            change = change.T if module.is_transposed else change
-            merged[expert] = (weight[expert].float() + change).to(dtype)
-    else:
-        module, parameter = model.get_submodule(site.name), "weight"
+    name = site.name if site.experts else f"{site.name}.weight"
+    weight, (owner, _, parameter) = model.get_parameter(name), name.rpartition(".")
+    module = model.get_submodule(owner)
+    is_transposed = module.is_transposed if site.experts else isinstance(module, Conv1D)
+    merged = torch.empty_like(weight, dtype=dtype)
+    experts = max(site.experts, 1)
+    layers = (tensor.view(experts, *weight.shape[-2:]) for tensor in (merged, weight))
+    pairs = split_experts(adapter.pairs[site.name], experts, torch.float32)
+    for target, frozen, a, b in zip(*layers, *pairs, strict=True):
         change = adapter.scale * (b @ a)
-        change = change.T if isinstance(module, Conv1D) else change
-        merged = (module.get_parameter(parameter).float() + change).to(dtype)
+        target.copy_(frozen.float() + (change.T if is_transposed else change))
     setattr(module, parameter, nn.Parameter(merged, requires_grad=False))
 
 
@@ -203,34 +197,24 @@ def _dtype_name(dtype: torch.dtype) -> str:
 # ---- checking ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """The logprobs of the adapter and of the base model for some texts."""
-
-    texts: list[IntArray]
-    logprobs: np.ndarray
-    moved: float
-
-    @classmethod
-    def compute(cls, base: Path, adapter: Path) -> _Reference:
-        model = BaseModel.load(base.name, base, precision="exact")
-        texts = _encode(base, model.info.context_length)
-        found = read_adapter(adapter, model.sites)
-        trainer = LoraTrainer(model, found.spec, _PASS_TOKENS)
-        before = _logprobs_of_trainer(trainer, texts)  # a new adapter changes nothing
-        trainer.adapter = found.frozen_copy(model.device)
-        after = _logprobs_of_trainer(trainer, texts)
-        return cls(texts, after, float(np.abs(after - before).max()))
-
-    def compare(self, logprobs: np.ndarray, by: str) -> Check:
-        difference = float(np.abs(self.logprobs - logprobs).max())
-        return Check(len(logprobs), difference, self.moved, by)
+def _run_in_engine(base: Path, adapter: Path) -> tuple[list[IntArray], np.ndarray, float]:
+    """Return some texts, their logprobs with the adapter, and how far these are from the base's."""
+    model = BaseModel.load(base.name, base, precision="exact")
+    most = min(_MOST_TOKENS, model.info.context_length)
+    texts = [np.array(model.tokenizer.encode(text)[:most], np.int64) for text in TEXTS]
+    found = read_adapter(adapter, model.sites)
+    trainer = LoraTrainer(model, found.spec, _PASS_TOKENS)
+    before = _logprobs_of_trainer(trainer, texts)  # a new adapter changes nothing
+    trainer.adapter = found.frozen_copy(model.device)
+    after = _logprobs_of_trainer(trainer, texts)
+    return texts, after, float(np.abs(after - before).max())
 
 
-def _encode(base: Path, context_length: int) -> list[IntArray]:
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    most = min(_MOST_TOKENS, context_length)
-    return [np.array(tokenizer.encode(text)[:most], np.int64) for text in TEXTS]
+def _compare(
+    texts: list[IntArray], wanted: np.ndarray, moved: float, model: nn.Module, by: str
+) -> Check:
+    found = _logprobs_of_model(model, texts)
+    return Check(len(found), float(np.abs(wanted - found).max()), moved, by)
 
 
 def _logprobs_of_trainer(trainer: LoraTrainer, texts: Sequence[IntArray]) -> np.ndarray:

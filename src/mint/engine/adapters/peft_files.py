@@ -40,7 +40,7 @@ def write_adapter(adapter: Adapter, folder: Path, base_model: str) -> None:
 
 
 def _config(adapter: Adapter, base_model: str) -> dict[str, Any]:
-    config = {
+    config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
@@ -53,19 +53,15 @@ def _config(adapter: Adapter, base_model: str) -> dict[str, Any]:
     }
     experts = adapter.experts()
     linear = [name for name in adapter.pairs if name not in experts]
-    if not experts:
-        return {**config, "target_modules": _leaves(linear)}
     # Beside experts, PEFT takes modules of these names for experts of older checkpoints, but it
     # leaves parameters alone, and calls the tensors the same.
-    dense = [name for name in linear if name.endswith(_OLD_EXPERTS)]
-    parameters = {_after_layer(name) for name in experts}
-    parameters |= {f"{_after_layer(name)}.weight" for name in dense}
-    modules = _leaves(name for name in linear if name not in dense)
-    return {**config, "target_modules": modules, "target_parameters": sorted(parameters)}
-
-
-def _leaves(names: Iterable[str]) -> list[str]:
-    return sorted({name.rpartition(".")[2] for name in names})
+    dense = [name for name in linear if experts and name.endswith(_OLD_EXPERTS)]
+    modules = {name.rpartition(".")[2] for name in linear if name not in dense}
+    config["target_modules"] = sorted(modules)
+    if experts:
+        parameters = [*map(_after_layer, experts), *(f"{_after_layer(n)}.weight" for n in dense)]
+        config["target_parameters"] = sorted(set(parameters))
+    return config
 
 
 def _after_layer(name: str) -> str:

@@ -17,7 +17,7 @@ from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.training.tree import PrefixTree
 
 from .blocked import BlockedAttention
-from .layout import Chunk, DecodeRows
+from .layout import Chunk
 from .native import NativeTree
 from .paged import PagedAttention
 from .reference import ReferenceTree
@@ -62,15 +62,10 @@ def tree_attention(tree: PrefixTree, device: torch.device, precision: Precision)
     return NativeTree(tree, precision.keys) if precision.has_kernels else ReferenceTree(tree)
 
 
-def prefill_attention(pool: KVPool, chunks: list[Chunk], has_kernels: bool) -> Attention:
-    """Return the attention of a pass over chunks of prompts."""
+def pool_attention(pool: KVPool, chunks: list[Chunk], has_kernels: bool) -> Attention:
+    """Return the attention of a pass over chunks of prompts or, on a CPU, of answers."""
     if pool.device.type == "cuda":
         from .gpu import KernelPrefill
 
         return KernelPrefill.of(pool, chunks)
-    return (PagedAttention if has_kernels else BlockedAttention).of_chunks(chunks)
-
-
-def decode_attention(rows: DecodeRows, has_kernels: bool) -> Attention:
-    """Return the attention of a decode step on a CPU."""
-    return (PagedAttention if has_kernels else BlockedAttention).of_rows(rows)
+    return PagedAttention(chunks) if has_kernels else BlockedAttention(chunks)

@@ -8,7 +8,6 @@ then gets the same bits in a prefill of any chunks, in decoding, and in any batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ from mint.engine.model.context import Scores
 from mint.engine.model.precision import fill_up
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, find_pool
 
-from .layout import Chunk, DecodeRows
+from .layout import Chunk
 from .reference import store
 
 WIDTH = 64  # keys of a block
@@ -38,57 +37,35 @@ class _Group:
     distance: IntArray  # [rows, keys] in tokens; negative where a token does not see a key
 
     @classmethod
-    def of_answers(cls, rows: DecodeRows, members: list[int], common: list[int]) -> _Group:
-        """Return the group of some rows of a decode step that have blocks in common."""
-        blocks, positions, start = list(common), rows.positions[members], len(common) * BLOCK_SIZE
-        ends = [_padded(position + 1) for position in positions.tolist()]
-        keys = start + sum(end - start for end in ends)
-        distance = np.full((len(members), keys), -1)
-        distance[:, :start] = positions[:, None] - np.arange(start)
-        for line, row, position, end in zip(distance, members, positions, ends, strict=True):
+    def of_answers(cls, members: list[tuple[int, Chunk]], common: tuple[int, ...]) -> _Group:
+        """Return the group of rows of single tokens whose sequences have blocks in common."""
+        rows, chunks = [row for row, _ in members], [chunk for _, chunk in members]
+        blocks, start = [*common], len(common) * BLOCK_SIZE
+        ends = [_padded(chunk.end) for chunk in chunks]
+        distance = np.full((len(rows), start + sum(end - start for end in ends)), -1)
+        distance[:, :start] = np.array([chunk.start for chunk in chunks])[:, None] - np.arange(
+            start
+        )
+        for line, chunk, end in zip(distance, chunks, ends, strict=True):
             at = len(blocks) * BLOCK_SIZE
-            line[at : at + end - start] = position - np.arange(start, end)
-            blocks += _fill(rows.blocks[row], end)[len(common) :]
-        return cls(members, blocks, distance)
+            line[at : at + end - start] = chunk.start - np.arange(start, end)
+            blocks += _fill(chunk.blocks, end)[len(common) :]
+        return cls(rows, blocks, distance)
 
 
 class BlockedAttention:
     """One pass: keys and values go to the pool, and each token sees its own blocks."""
 
-    def __init__(self, slots: IntArray, groups: Iterable[_Group]) -> None:
-        self._slots = torch.as_tensor(slots)
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self._slots = torch.as_tensor(np.concatenate([chunk.slots for chunk in chunks]))
         self._begun = self._slots[self._slots % BLOCK_SIZE == 0] // BLOCK_SIZE
         alike: dict[tuple[int, int], list[_Group]] = {}
-        for group in groups:
+        for group in _find_groups(chunks):
             alike.setdefault((len(group.rows), group.distance.shape[1]), []).append(group)
         self._parts = []
         for (_, keys), members in alike.items():
             most = max(_KEYS // keys, 1)
             self._parts += [_Part(members[at : at + most]) for at in range(0, len(members), most)]
-
-    @classmethod
-    def of_chunks(cls, chunks: list[Chunk]) -> BlockedAttention:
-        """Return the attention of chunks of prompts."""
-        groups, row = [], 0
-        for chunk in chunks:
-            for start in range(chunk.start, chunk.end, _QUERIES):
-                positions = np.arange(start, min(start + _QUERIES, chunk.end))
-                end = _padded(positions[-1] + 1)
-                distance = positions[:, None] - np.arange(end)
-                rows = list(range(row, row + len(positions)))
-                groups.append(_Group(rows, _fill(chunk.blocks, end), distance))
-                row += len(positions)
-        return cls(np.concatenate([chunk.slots for chunk in chunks]), groups)
-
-    @classmethod
-    def of_rows(cls, rows: DecodeRows) -> BlockedAttention:
-        """Return the attention of one new token per sequence."""
-        groups = []
-        for shared, members in rows.by_prompt(WIDTH).items():
-            size = _GROUP if shared else 1
-            for at in range(0, len(members), size):
-                groups.append(_Group.of_answers(rows, members[at : at + size], list(shared)))
-        return cls(rows.slots, groups)
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
         pool = find_pool(module)
@@ -155,6 +132,28 @@ class _Part:
             blocks = self._blocks.view(groups, -1, WIDTH // BLOCK_SIZE)[:, used].flatten(1)
             self._seen[window] = blocks, hidden[:, :, used].flatten(-2)[:, None, :, None]
         return self._seen[window]
+
+
+def _find_groups(chunks: list[Chunk]) -> list[_Group]:
+    """Divide the tokens of a pass: chunks of prompts by their size, answers by their prompt."""
+    groups, row = [], 0
+    answers: dict[tuple[int, ...], list[tuple[int, Chunk]]] = {}
+    for chunk in chunks:
+        if common := chunk.shared // WIDTH * WIDTH // BLOCK_SIZE:
+            answers.setdefault(tuple(chunk.blocks[:common]), []).append((row, chunk))
+            row += 1
+            continue
+        for start in range(chunk.start, chunk.end, _QUERIES):
+            positions = np.arange(start, min(start + _QUERIES, chunk.end))
+            end = _padded(positions[-1] + 1)
+            rows = list(range(row, row + len(positions)))
+            distance = positions[:, None] - np.arange(end)
+            groups.append(_Group(rows, _fill(chunk.blocks, end), distance))
+            row += len(positions)
+    for blocks, members in answers.items():
+        for at in range(0, len(members), _GROUP):
+            groups.append(_Group.of_answers(members[at : at + _GROUP], blocks))
+    return groups
 
 
 def _padded(length: int) -> int:

@@ -7,19 +7,17 @@ does not depend on that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mint.engine.messages import IntArray
 from mint.engine.model.context import Scores
 from mint.engine.native.layers import AttentionLayer, Layout
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, find_pool
 
-from .layout import Chunk, DecodeRows
+from .layout import Chunk
 
 _GROUP = 16  # rows at most: more groups keep more cores busy
 
@@ -27,52 +25,31 @@ _GROUP = 16  # rows at most: more groups keep more cores busy
 class PagedAttention:
     """One pass."""
 
-    def __init__(
-        self, tables: Sequence[list[int]], table: IntArray, positions: IntArray,
-        groups: list[list[int]], common: list[int],
-    ) -> None:  # fmt: skip
-        """Take the blocks of sequences; of each row its sequence and its position; and groups."""
-        starts = np.array([0, *accumulate(len(blocks) for blocks in tables)], np.int64)
+    def __init__(self, chunks: list[Chunk]) -> None:
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        positions = np.concatenate([chunk.positions for chunk in chunks])
+        tables = [chunk.blocks for chunk in chunks]
+        starts = np.array([0, *accumulate(map(len, tables))], np.int64)
         flat = np.fromiter(chain.from_iterable(tables), np.int64, starts[-1])
-        table_of = starts[table]
-        blocks = flat[table_of + positions // BLOCK_SIZE]
-        ends = [0, *accumulate(len(group) for group in groups)]
-        rows = [row for group in groups for row in group]
-        parts = (positions, blocks * BLOCK_SIZE + positions % BLOCK_SIZE, flat, table_of)
-        self.layout = Layout(
-            *(torch.as_tensor(part) for part in parts),
-            *(torch.tensor(part, dtype=torch.int64) for part in (rows, ends, common)),
-        )
-
-    @classmethod
-    def of_chunks(cls, chunks: list[Chunk]) -> PagedAttention:
-        """Return the attention of chunks of prompts."""
-        groups: list[list[int]] = []
-        common, row = [], 0
-        for chunk in chunks:
-            for block in range(chunk.start // BLOCK_SIZE, -(-chunk.end // BLOCK_SIZE)):
-                first, last = block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE
-                count = min(last, chunk.end) - max(first, chunk.start)
-                groups.append(list(range(row, row + count)))
-                common.append(block + 1)
-                row += count
-        return cls(
-            [chunk.blocks for chunk in chunks],
-            np.repeat(np.arange(len(chunks)), [len(chunk.tokens) for chunk in chunks]),
-            np.concatenate([chunk.positions for chunk in chunks]),
-            groups,
-            common,
-        )
-
-    @classmethod
-    def of_rows(cls, rows: DecodeRows) -> PagedAttention:
-        """Return the attention of one new token per sequence."""
-        groups, common = [], []
-        for shared, members in rows.by_prompt(BLOCK_SIZE).items():
+        table_of = np.repeat(starts[:-1], lengths)
+        slots = flat[table_of + positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        alike: dict[tuple[int, ...], list[int]] = {}  # rows by the blocks that they have in common
+        numbers, blocks = np.repeat(range(len(chunks)), lengths), positions // BLOCK_SIZE
+        places = [*zip(numbers.tolist(), blocks.tolist(), strict=True)]
+        for (number, block), rows in groupby(range(len(places)), places.__getitem__):
+            chunk = chunks[number]
+            common = chunk.shared // BLOCK_SIZE if chunk.shared else block + 1
+            alike.setdefault(tuple(chunk.blocks[:common]), []).extend(rows)
+        groups, commons = [], []
+        for shared, members in alike.items():
             for at in range(0, len(members), _GROUP):
                 groups.append(members[at : at + _GROUP])
-                common.append(len(shared))
-        return cls(rows.blocks, np.arange(len(rows.blocks)), rows.positions, groups, common)
+                commons.append(len(shared))
+        ends = [0, *accumulate(map(len, groups))]
+        self.layout = Layout(
+            *(torch.as_tensor(part) for part in (positions, slots, flat, table_of)),
+            *(torch.tensor(part) for part in ([*chain(*groups)], ends, commons)),
+        )
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
         layer = AttentionLayer(find_pool(module), q.shape[1], *how)

@@ -153,22 +153,18 @@ class ExpertsLinear(nn.Module):
         return y if self.bias is None else y + routes.pick(self.bias)
 
     def _product(self, rows: Tensor, routes: Routes) -> Tensor:
-        lora, pair = active().lora, self.pairs
+        lora = active().lora
+        scale = lora.scale if isinstance(lora, TrainedLora) and self.pairs else None
         if torch.is_grad_enabled():
             assert isinstance(routes, Sorted)
-            scale = lora.scale if isinstance(lora, TrainedLora) and pair else None
+            settings, pair = (self.precision, scale, routes.groups), self.pairs
             return ExpertsProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
-                self.precision,
-                scale,
-                routes.groups,
-                rows,
-                self.weight,
-                *(pair if scale is not None else ()),
+                *settings, rows, self.weight, *(pair if scale is not None else ())
             )
         y = routes.multiply(rows, self.weight, self.precision)
-        if isinstance(lora, TrainedLora) and pair:
-            a, b = split_experts(pair, len(self.weight), self.precision.lora)
-            inner = routes.multiply(rows, a, self.precision) * lora.scale
+        if scale is not None:
+            a, b = split_experts(self.pairs, len(self.weight), self.precision.lora)
+            inner = routes.multiply(rows, a, self.precision) * scale
             return y + routes.multiply(inner, b, self.precision)
         if isinstance(lora, BankedLora) and self.bank is not None:
             return y + self._banked(rows, routes, self.bank, lora)
@@ -275,9 +271,10 @@ class ExpertsProduct(torch.autograd.Function):
 def find_expert_sites(name: str, module: nn.Module) -> list[Site]:
     """Return the projections of a module of experts that this file can run, none of others."""
     weights = [module._parameters.get(projection) for projection in _PROJECTIONS]
-    if not getattr(module, "has_gate", False) or getattr(module, "has_post_expert_norm", False):
-        return []
-    if any(weight is None or weight.dim() != 3 for weight in weights):
+    is_known = getattr(module, "has_gate", False) and not getattr(
+        module, "has_post_expert_norm", False
+    )
+    if not is_known or any(weight is None or weight.dim() != 3 for weight in weights):
         return []
     sites = []
     for projection in _PROJECTIONS:

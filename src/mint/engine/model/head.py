@@ -137,10 +137,6 @@ class Head:
         weight = self.linear.weight
         return weight.to(self.linear.precision.gradients) if weight.dtype == f32 else weight
 
-    def gradient_weight(self) -> Tensor:
-        """Return the frozen weight in the format of gradients."""
-        return self.linear.weight.to(self.linear.precision.gradients)
-
     def _cap(self, temperature: float) -> float | None:
         """Return the soft cap of logits that are divided by the temperature."""
         return None if self.softcap is None else self.softcap / temperature
@@ -150,7 +146,7 @@ class Head:
     ) -> list[Tensor]:
         """Return the gradients of hidden, A and B, given that of the product's output.
 
-        ``weight`` is :meth:`gradient_weight`.
+        ``weight`` is the frozen one in the format of gradients.
         """
         linear, precision = self.linear, self.linear.precision
         if inner is None or not isinstance(lora, TrainedLora):

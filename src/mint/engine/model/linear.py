@@ -17,7 +17,6 @@ from mint.engine import native
 from mint.engine.model.context import BankedLora, Lora, TrainedLora, active, by_slot
 from mint.engine.model.precision import (
     FrozenProduct,
-    PackedWeight,
     Precision,
     bf16,
     fill_up,
@@ -25,6 +24,8 @@ from mint.engine.model.precision import (
     multiply,
     multiply_frozen,
     multiply_gradient,
+    multiply_reordered,
+    reorder,
 )
 from mint.engine.native.training import LANES
 from mint.engine.native.training import LoraProduct as KernelLoraProduct
@@ -32,7 +33,7 @@ from mint.engine.native.training import LoraProduct as KernelLoraProduct
 Pairs = Mapping[str, tuple[Tensor, Tensor]]  # A and B by the name of their site
 Copies = list[tuple[Tensor, Tensor]]  # each a target and its source
 
-_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_SIBLINGS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,10 @@ class FrozenLinear(nn.Module):
         self.weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
         self.bias = _joint_bias(layers, self.sizes)
         self.packed: native.Packed | None = None  # for a CPU's kernels
-        self._reordered: PackedWeight | None = None  # for sampling on a CPU without them
         if self.weight.device.type == "cpu" and precision.has_kernels:
             self.packed = native.Packed(self.weight.to(bf16), self.sizes)
-        elif PackedWeight.is_possible(self.weight):
-            self._reordered = PackedWeight(self.weight)
+        # For sampling on a CPU without them.
+        self._reordered = reorder(self.weight) if self.packed is None else None
         # A plain bool: compiled layers cannot follow how it is found.
         widths = (*self.sizes, self.weight.shape[1])
         self._has_training_kernels = self.packed is not None and not any(
@@ -211,7 +211,7 @@ class FrozenLinear(nn.Module):
             return self.packed.multiply(x, by_slot(lora))
         rows = fill_up(x)
         if self._reordered is not None:
-            y = self._reordered.multiply(rows)
+            y = multiply_reordered(rows, self._reordered)
         else:
             y = multiply(rows, self.weight, self.precision)
         in_use = lora.members if isinstance(lora, BankedLora) and self.slots else []
@@ -353,18 +353,15 @@ def _add_banked(
 
 def _find_groups(sites: list[Site]) -> list[list[Site]]:
     """Group the sites that read the same input, in the order of the model."""
-    by_name = {site.name: site for site in sites}
-    groups, grouped = [], set[str]()
+    families: dict[tuple[str, tuple[str, ...]], list[Site]] = {}
     for site in sites:
-        if site.name in grouped:
-            continue
         parent, _, child = site.name.rpartition(".")
         family = next((names for names in _SIBLINGS if child in names), (child,))
-        members = [by_name.get(f"{parent}.{name}" if parent else name) for name in family]
-        present = [member for member in members if member is not None]
-        group = present if len(present) == len(family) and present[0] is site else [site]
-        groups.append(group)
-        grouped.update(member.name for member in group)
+        families.setdefault((parent, family), []).append(site)
+    groups = []
+    for (_, family), members in families.items():
+        is_whole = [site.name.rpartition(".")[2] for site in members] == [*family]
+        groups += [members] if is_whole else [[site] for site in members]
     return groups
 
 
@@ -379,10 +376,9 @@ def replace_layers(
         layers = [model.get_submodule(site.name) for site in group]
         product = FrozenLinear(group, layers, precision)
         products[group[0].name] = product
-        for index, site in enumerate(group):
-            parent, _, child = site.name.rpartition(".")
-            part = product if index == 0 else LinearPart(product, index)
-            setattr(model.get_submodule(parent), child, part)
+        model.set_submodule(group[0].name, product)
+        for index, site in enumerate(group[1:], start=1):
+            model.set_submodule(site.name, LinearPart(product, index))
     return products
 
 

@@ -4,12 +4,6 @@ Whatever enters a product is rounded to the format of the precision; sums, norms
 softmax are float32 everywhere. What counts is the rounding of what enters a product: sampler and
 trainer batch differently, and each rounding is amplified by the layers above it.
 
-| precision  | on an NVIDIA GPU                             | on a CPU                             |
-|------------|----------------------------------------------|--------------------------------------|
-| `exact`    | bfloat16 weights, activations in three parts | float32                              |
-| `half`     | float16 products, float32 sums               | float16 operands (slow: for tests)   |
-| `bfloat16` | bfloat16 products, float32 sums              | bfloat16 products, float32 sums      |
-
 Keys and values are float16 with `half`, bfloat16 with `bfloat16` on a GPU, float16 with `bfloat16`
 on a CPU that has C kernels, and otherwise float32: in the pool and in the attention of training.
 """
@@ -154,27 +148,21 @@ class FrozenProduct(torch.autograd.Function):
         return multiply_gradient(grads[0], ctx.weight, ctx.precision), None, None, None
 
 
-class PackedWeight:
-    """A copy of a CPU weight in the layout that products of few rows read fastest."""
+def reorder(weight: Tensor) -> Tensor | None:
+    """Copy a CPU weight to the layout that products of few rows read fastest, where torch can."""
+    is_possible = (
+        weight.device.type == "cpu"
+        and weight.dtype in (bf16, f32)
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and (weight.dtype == f32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+    return torch.ops.mkldnn._reorder_linear_weight(weight, 48) if is_possible else None
 
-    def __init__(self, weight: Tensor) -> None:
-        self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 48)
-        self.dtype = weight.dtype
 
-    @staticmethod
-    def is_possible(weight: Tensor) -> bool:
-        """Return whether this build of torch can pack the weight on this CPU."""
-        return (
-            weight.device.type == "cpu"
-            and weight.dtype in (bf16, f32)
-            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-            and (weight.dtype == f32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        )
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """Multiply float32 rows by the weight."""
-        packed = torch.ops.mkldnn._linear_pointwise
-        return packed(x.to(self.dtype), self.tensor, None, "none", [], "").float()  # type: ignore[no-any-return]
+def multiply_reordered(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply float32 rows by a weight that :func:`reorder` returned."""
+    product = torch.ops.mkldnn._linear_pointwise
+    return product(x.to(weight.dtype), weight, None, "none", [], "").float()  # type: ignore[no-any-return]
 
 
 def fill_up(x: Tensor) -> Tensor:

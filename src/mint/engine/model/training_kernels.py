@@ -32,20 +32,21 @@ def fuse(model: nn.Module, precision: Precision) -> None:
     [tree] = pack([np.arange(_PROBE_TOKENS)], _PROBE_TOKENS)
     view = tree_attention(tree, torch.device("cpu"), precision)
     for module in model.modules():
-        if (fused := _find(module)) is not None and _agrees(module, fused, view):
+        joint = getattr(module, "gate_proj", None) or getattr(module, "q_proj", None)
+        fused = _find(module, joint)
+        if fused is not None and _agrees(module, joint, fused, view):
             module.forward = _either(module.forward, fused)
 
 
-def _find(module: nn.Module) -> Forward | None:
-    """Return what may compute the same as a module."""
-    joint = getattr(module, "gate_proj", None) or getattr(module, "q_proj", None)
-    if isinstance(joint, FrozenLinear):
-        if len(joint.sizes) == 2 and joint.sizes[0] % LANES == 0:
-            return _gated(module, joint)
-        if len(joint.sizes) == 3 and _is_plain_attention(module):
-            return _attention(module, joint)
-        return None
-    return _norm(module)
+def _find(module: nn.Module, joint: Any) -> Forward | None:
+    """Return what may compute the same as a module, whose first product is ``joint``."""
+    if not isinstance(joint, FrozenLinear):
+        return _norm(module)
+    if len(joint.sizes) == 2 and joint.sizes[0] % LANES == 0:
+        return _gated(module, joint)
+    if len(joint.sizes) == 3 and _is_plain_attention(module):
+        return _attention(module, joint)
+    return None
 
 
 def _either(plain: Forward, fused: Forward) -> Forward:
@@ -108,10 +109,9 @@ def _attention(module: nn.Module, joint: FrozenLinear) -> Forward:
     return run
 
 
-def _agrees(module: nn.Module, fused: Forward, view: Attention) -> bool:
+def _agrees(module: nn.Module, joint: Any, fused: Forward, view: Attention) -> bool:
     """Say whether a module and its replacement give the same for random numbers."""
     generator = torch.Generator().manual_seed(0)
-    joint = getattr(module, "gate_proj", None) or getattr(module, "q_proj", None)
     width = len(module.weight) if joint is None else joint.weight.shape[1]  # type: ignore[arg-type]
     inputs: dict[str, Any] = {}
     if hasattr(module, "o_proj"):
@@ -122,13 +122,9 @@ def _agrees(module: nn.Module, fused: Forward, view: Attention) -> bool:
     x = torch.randn(1, _PROBE_TOKENS, width, generator=generator)
     with running(view, NoLora()):
         try:
-            wanted, found = (_first(run(x, **inputs)) for run in (module.forward, fused))
+            wanted, found = (run(x, **inputs) for run in (module.forward, fused))
+            if isinstance(wanted, tuple):  # attention returns its weights too
+                wanted, found = wanted[0], found[0]
+            return bool((wanted - found).abs().max() <= _TOLERANCE * wanted.abs().max())
         except (TypeError, ValueError, RuntimeError):  # other arguments or sizes than we know
             return False
-    gap = (wanted - found).abs().max()
-    return bool(gap <= _TOLERANCE * wanted.abs().max())
-
-
-def _first(result: Any) -> Tensor:
-    tensor: Tensor = result[0] if isinstance(result, tuple) else result
-    return tensor

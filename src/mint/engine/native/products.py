@@ -121,7 +121,8 @@ class Packed:
         """Put an adapter into a slot: A [sites * rank, in], and B [rank, out] of all sites."""
         rank = b.shape[0]
         assert a.shape[0] == rank * len(self.sizes)
-        self._clear_adapter(slot)
+        self._adapters.pop(slot, None)
+        self.struct.a[slot] = None
         if not rank:
             return
         packed = _pack_floats(a, _cut([a.shape[0]], _ANY_WIDTH)), _pack_floats(b.T, self._panels)
@@ -131,12 +132,8 @@ class Packed:
 
     def clear_adapters(self) -> None:
         """Empty all slots."""
-        for slot in list(self._adapters):
-            self._clear_adapter(slot)
-
-    def _clear_adapter(self, slot: int) -> None:
-        self._adapters.pop(slot, None)
-        self.struct.a[slot] = None
+        self._adapters.clear()
+        self.struct.a = (c_void_p * SLOTS)()
 
 
 def _pack_floats(weight: Tensor, panels: Panels) -> Tensor:

@@ -120,13 +120,8 @@ class Holdings:
     def largest_above_share(self) -> str | None:
         """Return the tenant with the highest level, if that is more than its share."""
         tenant = self.largest()
-        holding = self.of(tenant)
-        has_more = (
-            holding.rows > self.fair_rows
-            or holding.blocks > self._max_blocks * self._share
-            or len(holding.adapters) > self._fair_slots
-        )
-        return tenant if has_more else None
+        has_more_slots = len(self.of(tenant).adapters) > self._fair_slots
+        return tenant if has_more_slots or not self.is_owed(tenant) else None
 
     def most_slots_above_share(self) -> str | None:
         """Return the tenant with the most adapters, if these are more than its share."""

@@ -43,9 +43,7 @@ class BlockManager:
         """Return the number that comes before the first block of an adapter's sequences."""
         if adapter is None:
             return _BASE_MODEL
-        if adapter not in self._adapters:
-            self._adapters[adapter] = next(self._counter)
-        return self._adapters[adapter]
+        return self._adapters.setdefault(adapter, next(self._counter))
 
     def find(self, adapter: Adapter | None, tokens: IntArray) -> tuple[list[int], int]:
         """Take the cached blocks of the longest known prefix; return also the last one's number."""

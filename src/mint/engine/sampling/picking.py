@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +41,14 @@ def _shift(value: Tensor, bits: int) -> Tensor:
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
+class RowSettings(NamedTuple):
+    """What the token of a row depends on, beside its logits and its position."""
+
+    request: SampleRequest
+    seed: int
+    sample: int
+
+
 @dataclass(frozen=True)
 class Picks:
     """The sampling parameters of the rows of a batch."""
@@ -57,14 +66,12 @@ class Picks:
     top: int  # how many of the likeliest tokens are reported, at most over the rows
 
     @classmethod
-    def of(
-        cls, requests: Sequence[SampleRequest], seeds: list[int], samples: list[int],
-        vocabulary: int, device: torch.device,
-    ) -> Picks:  # fmt: skip
-        """Collect the settings of one request per row."""
+    def of(cls, rows: Sequence[RowSettings], vocabulary: int, device: torch.device) -> Picks:
+        """Collect the settings of rows."""
+        requests, seeds, samples = zip(*rows, strict=True)
         top_k = [min(max(r.top_k, 0), vocabulary) % vocabulary for r in requests]
 
-        def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
         return cls(
@@ -145,33 +152,25 @@ def pick(logits: Tensor, picks: Picks, steps: Tensor) -> Picked:
     return Picked(tokens, logprobs, top.indices, top.values)
 
 
-def pick_by_kernels(
-    logits: Tensor, requests: Sequence[SampleRequest], seeds: list[int], samples: list[int],
-    steps: Tensor,
-) -> Picked:  # fmt: skip
+def pick_by_kernels(logits: Tensor, rows: Sequence[RowSettings], steps: Tensor) -> Picked:
     """Pick as :func:`pick` does, on a CPU with kernels.
 
     Whether a row is picked by the kernel depends on its own request alone, so its bits do too.
     """
+    requests = [row.request for row in rows]
     temperatures = torch.tensor([r.temperature for r in requests], dtype=torch.float32)
-    signs = torch.tensor([signed(seed) for seed in seeds])
-    numbers = uniforms(signs, torch.tensor(samples), steps)
+    seeds = torch.tensor([signed(row.seed) for row in rows])
+    numbers = uniforms(seeds, torch.tensor([row.sample for row in rows]), steps)
     tokens, logprobs = layers.pick(logits, temperatures, numbers)
-    others = [n for n, r in enumerate(requests) if is_filtered(r) or r.topk_sample_logprobs]
+    others = [at for at, r in enumerate(requests) if is_filtered(r) or r.topk_sample_logprobs]
     if not others:
         return Picked(tokens, logprobs)
-    picks = Picks.of(
-        [requests[row] for row in others],
-        [seeds[row] for row in others],
-        [samples[row] for row in others],
-        logits.shape[-1],
-        logits.device,
-    )
+    picks = Picks.of([rows[at] for at in others], logits.shape[-1], logits.device)
     picked = pick(logits[others], picks, steps[others])
     tokens[others], logprobs[others] = picked.tokens, picked.logprobs
     if picked.top_ids is None or picked.top_logprobs is None:
         return Picked(tokens, logprobs)
-    shape = (len(requests), picks.top)
+    shape = (len(rows), picks.top)
     top_ids, top_logprobs = tokens.new_zeros(shape), logprobs.new_zeros(shape)
     top_ids[others], top_logprobs[others] = picked.top_ids, picked.top_logprobs
     return Picked(tokens, logprobs, top_ids, top_logprobs)

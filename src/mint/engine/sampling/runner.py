@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
-from mint.engine.attention import decode_attention, prefill_attention
-from mint.engine.attention.layout import DecodeRows
+from mint.engine.attention import pool_attention
+from mint.engine.attention.layout import Chunk
 from mint.engine.messages import FloatArray, IntArray
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Lora
@@ -18,6 +18,7 @@ from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.sampling.picking import (
     Picked,
     Picks,
+    RowSettings,
     is_penalized,
     penalize,
     pick,
@@ -68,20 +69,19 @@ class Runner:
         """Return the LoRA context of a pass whose rows use these adapters."""
         return self._bank.rows(adapters, self._model.device)
 
-    def forget(self, adapter: Adapter) -> None:
-        """Free the slot of an adapter that no sampler uses any more."""
-        self._bank.forget(adapter)
-
     def prefill(self, steps: list[PrefillStep]) -> Tensor:
         """Return the hidden states [N, H] of chunks, whose keys and values go to the pool."""
+        owners = [step.prefill.adapter for step in steps for _ in range(len(step.chunk.tokens))]
+        return self._run([step.chunk for step in steps], owners)[0]
+
+    def _run(self, chunks: list[Chunk], owners: list[Adapter | None]) -> tuple[Tensor, Lora]:
+        """Run a pass whose rows use these adapters; return its hidden states and LoRA context."""
         self.pool.bind()
-        chunks = [step.chunk for step in steps]
         tokens = np.concatenate([chunk.tokens for chunk in chunks])
         positions = np.concatenate([chunk.positions for chunk in chunks])
-        owners = [step.prefill.adapter for step in steps for _ in range(len(step.chunk.tokens))]
-        has_kernels = self._model.precision.has_kernels
-        view = prefill_attention(self.pool, chunks, has_kernels)
-        return self._model.hidden(tokens, positions, view, self.lora(owners))
+        view = pool_attention(self.pool, chunks, self._model.precision.has_kernels)
+        lora = self.lora(owners)
+        return self._model.hidden(tokens, positions, view, lora), lora
 
     def pass_end(self) -> Callable[[], bool] | None:
         """Return what tells whether the last pass has ended; None if passes are waited for."""
@@ -107,28 +107,23 @@ class Runner:
 
         ``version`` changes whenever the list does; ``extended`` have a new block since last time.
         """
-        self.pool.bind()
         sequences = list(sequences)
-        positions = np.array([s.length - 1 for s in sequences], np.int64)
-        tokens = np.array([s.tokens[-1] for s in sequences], np.int64)
-        prompts = [len(s.job.request.prompt) for s in sequences]
-        rows = DecodeRows(positions, [s.blocks for s in sequences], prompts)
-        lora = self.lora([s.job.adapter for s in sequences])
-        view = decode_attention(rows, self._model.precision.has_kernels)
-        hidden = self._model.hidden(tokens, positions, view, lora)
+        chunks = [
+            Chunk(np.array(s.tokens[-1:]), s.length - 1, s.blocks, len(s.job.request.prompt))
+            for s in sequences
+        ]
+        hidden, lora = self._run(chunks, [s.job.adapter for s in sequences])
         return self._pick(sequences, self.head.logits(hidden, lora))
 
     def _pick(self, sequences: list[Sequence], logits: Tensor) -> Tokens:
-        requests = [sequence.job.request for sequence in sequences]
-        for row, request in enumerate(requests):
-            if is_penalized(request):
-                penalize(logits, row, request, sequences[row].tokens)
-        seeds = [sequence.job.seed for sequence in sequences]
-        samples = [sequence.index for sequence in sequences]
+        rows = [RowSettings(s.job.request, s.job.seed, s.index) for s in sequences]
+        for at, row in enumerate(rows):
+            if is_penalized(row.request):
+                penalize(logits, at, row.request, sequences[at].tokens)
         steps = self._model.tensor([len(sequence.tokens) for sequence in sequences])
         if self._model.precision.has_kernels:
-            return Tokens(sequences, pick_by_kernels(logits, requests, seeds, samples, steps))
-        picks = Picks.of(requests, seeds, samples, logits.shape[-1], logits.device)
+            return Tokens(sequences, pick_by_kernels(logits, rows, steps))
+        picks = Picks.of(rows, logits.shape[-1], logits.device)
         return Tokens(sequences, pick(logits, picks, steps))
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:

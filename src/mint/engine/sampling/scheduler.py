@@ -19,7 +19,7 @@ from mint.engine.attention.layout import Chunk
 from mint.engine.sampling.holdings import Holdings
 from mint.engine.sampling.kv_blocks import BlockManager
 from mint.engine.sampling.kv_pool import BLOCK_SIZE
-from mint.engine.sampling.sequence import Job, Prefill, Sequence
+from mint.engine.sampling.sequence import Job, Prefill, Sequence, new_uid
 from mint.engine.sampling.slots import SlotTurns
 from mint.engine.sampling.waiting import WaitingJobs
 
@@ -188,18 +188,15 @@ class Scheduler:
         """Return a new prefill for the first job of a queue; jobs that can share one join it."""
         while queue:
             job = queue[0]
-            key = (tenant, adapter, job.request.prompt.tobytes())
-            shared = self._prompts.get(key)
-            if job.is_over:
-                queue.popleft()
-            elif shared is not None and not job.wants_scores:
-                queue.popleft()
+            prefill = Prefill(job.request.prompt, adapter, tenant=tenant, jobs=[job])
+            prefill.keeps_hidden = job.wants_scores
+            shared = self._prompts.get(_prompt_key(prefill))
+            if not job.is_over and (shared is None or job.wants_scores):
+                return prefill
+            queue.popleft()
+            if shared is not None and not job.is_over:
                 shared.jobs.append(job)
                 job.prefill = shared
-            else:
-                prefill = Prefill(job.request.prompt, adapter, tenant=tenant, jobs=[job])
-                prefill.keeps_hidden = job.wants_scores
-                return prefill
         return None
 
     def _finds_room(self, prefill: Prefill, adapters: set[Adapter | None], held: Holdings) -> bool:
@@ -248,17 +245,13 @@ class Scheduler:
             return
         self._alone = max(self._alone - 1, 0)
         self._prefilling.remove(prefill)
-        if prefill.sequence is not None:
-            sequence = prefill.sequence
-            sequence.blocks, sequence.known = prefill.blocks, prefill.known
-            sequence.number = prefill.number
-            if sequence.job.is_over:
-                self._release(sequence)
-            else:
-                self.running.append(sequence)
-                self.version += 1
-        else:
+        sequence = prefill.sequence
+        if sequence is None:
             self._ready.append(prefill)
+        elif sequence.job.is_over:
+            self.blocks.release(prefill.blocks)
+        else:
+            self._run(sequence, prefill, prefill.blocks)
 
     def drop(self, prefill: Prefill) -> None:
         """Abort a prefill whose pass failed; the contents of its blocks are unknown."""
@@ -406,16 +399,20 @@ class Scheduler:
         prefill = sequence.job.prefill
         assert prefill is not None
         full, rest = divmod(len(prefill.tokens), BLOCK_SIZE)
-        sequence.blocks = prefill.blocks[:full]
+        self._run(sequence, prefill, prefill.blocks[:full])
         for block in sequence.blocks:
             self.blocks.share(block)
-        sequence.known, sequence.number = prefill.known, prefill.number
-        self.running.append(sequence)
-        self.version += 1
         if not rest:
             return None
         sequence.blocks.append(self._take())
         return prefill.blocks[full], sequence.blocks[full]
+
+    def _run(self, sequence: Sequence, prefill: Prefill, blocks: list[int]) -> None:
+        """Let a sequence decode from these blocks of its prefill."""
+        sequence.blocks = blocks
+        sequence.known, sequence.number = prefill.known, prefill.number
+        self.running.append(sequence)
+        self.version += 1
 
     def started(self, sequences: list[Sequence]) -> None:
         """Free the prompts whose last sequence has started."""
@@ -463,7 +460,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.version += 1
         self._release(sequence)
-        sequence.renew_uid()  # what a runner knows of its blocks is out of date
+        sequence.uid = new_uid()  # what a runner knows of its row and blocks is out of date
         job = sequence.job
         self._waiting.add_resuming(Prefill(sequence.cached, job.adapter, sequence, job.tenant))
 

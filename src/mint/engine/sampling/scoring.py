@@ -5,16 +5,15 @@ All of it comes from the hidden states of one prefill. Row i of a result is abou
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.messages import FloatArray, SampleRequest, TopkLogprobs, UserError
+from mint.engine.messages import FloatArray, SampleRequest, SampleResult, TopkLogprobs, UserError
 from mint.engine.model.context import Lora
 from mint.engine.model.head import Head
-from mint.engine.sampling.picking import Picks, pick
+from mint.engine.sampling.picking import Picks, RowSettings, pick
 from mint.engine.training.logprobs import target_logprobs
 
 NO_LOGPROB = -99999.0  # fills the cells of top-k rows that have no distribution
@@ -31,27 +30,18 @@ EXTREME_PARAMETERS = (
 _ALTERNATIVES = 1 << 20  # sample numbers for draws in the prompt, away from those of answers
 
 
-@dataclass(frozen=True)
-class PromptScores:
-    """The parts that a request asked for."""
-
-    logprobs: FloatArray | None = None
-    topk: TopkLogprobs | None = None
-    targets: FloatArray | None = None
-    alternatives: TopkLogprobs | None = None
-
-
 def score_prompt(
     request: SampleRequest, hidden: Tensor, head: Head, lora: Lora, seed: int
-) -> PromptScores:
-    """Score a prompt from its hidden states [N, H]."""
+) -> SampleResult:
+    """Return what a request asks about its prompt, from the prompt's hidden states [N, H]."""
     rows = hidden[:-1]  # row i predicts prompt token i + 1
     first = len(rows) - request.prompt_logprobs_last_n if request.prompt_logprobs_last_n else 0
-    return PromptScores(
-        logprobs=_logprobs(request, rows, first, head, lora),
-        topk=_topk(rows, first, request.topk_prompt_logprobs, head, lora),
-        targets=_targets(request, rows, head, lora),
-        alternatives=_alternatives(request, rows, head, lora, seed),
+    return SampleResult(
+        sequences=[],
+        prompt_logprobs=_logprobs(request, rows, first, head, lora),
+        topk_prompt_logprobs=_topk(rows, first, request.topk_prompt_logprobs, head, lora),
+        target_prompt_logprobs=_targets(request, rows, head, lora),
+        prompt_alt_tokens=_alternatives(request, rows, head, lora, seed),
     )
 
 
@@ -104,11 +94,8 @@ def _alternatives(
         end = start + len(logits)
         steps = torch.arange(start, end, device=logits.device)
         for number in range(k):
-            samples = [_ALTERNATIVES + number] * len(logits)
-            picks = Picks.of(
-                [draws] * len(logits), [seed] * len(logits), samples, head.vocabulary, logits.device
-            )
-            picked = pick(logits, picks, steps)
+            same = [RowSettings(draws, seed, _ALTERNATIVES + number)] * len(logits)
+            picked = pick(logits, Picks.of(same, head.vocabulary, logits.device), steps)
             ids[start:end, number] = picked.tokens.cpu().numpy()
             values[start:end, number] = picked.logprobs.cpu().numpy()
     return TopkLogprobs(ids, values)

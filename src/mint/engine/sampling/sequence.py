@@ -6,7 +6,7 @@ import itertools
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,10 +26,10 @@ from mint.engine.messages import (
 )
 from mint.engine.sampling.kv_pool import BLOCK_SIZE
 from mint.engine.sampling.picking import is_filtered, is_penalized
-from mint.engine.sampling.scoring import BROKEN_WEIGHTS, EXTREME_PARAMETERS, PromptScores
+from mint.engine.sampling.scoring import BROKEN_WEIGHTS, EXTREME_PARAMETERS
 from mint.engine.sampling.stopping import StopRule
 
-_uids = itertools.count()
+new_uid = itertools.count().__next__
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class Sequence:
     known: int = 0  # blocks whose content the block manager knows
     number: int = 0  # of the last of these
     reported: int = 0  # tokens that were sent as progress
-    uid: int = field(default_factory=_uids.__next__)
+    uid: int = field(default_factory=new_uid)
 
     @property
     def length(self) -> int:
@@ -86,10 +86,6 @@ class Sequence:
     @property
     def is_done(self) -> bool:
         return self.stop_reason is not None
-
-    def renew_uid(self) -> None:
-        """Take another uid, so that rows that were assigned to the old one are not used again."""
-        self.uid = next(_uids)
 
     @property
     def cached(self) -> IntArray:
@@ -118,16 +114,13 @@ class Sequence:
 
     def fresh(self) -> list[SampledToken]:
         """Return the tokens since the last call."""
-        start, self.reported = self.reported, len(self.tokens)
-        return [
-            SampledToken(
-                self.index,
-                self.tokens[at],
-                self.logprobs[at],
-                list(zip(*(row.tolist() for row in self.top[at]), strict=True)) if self.top else [],
-            )
-            for at in range(start, self.reported)
-        ]
+        fresh = []
+        for at in range(self.reported, len(self.tokens)):
+            ids, logprobs = self.top[at] if self.top else ((), ())
+            top = [(int(one), float(lp)) for one, lp in zip(ids, logprobs, strict=True)]
+            fresh.append(SampledToken(self.index, self.tokens[at], self.logprobs[at], top))
+        self.reported = len(self.tokens)
+        return fresh
 
     def result(self) -> SampledSequence:
         assert self.stop_reason is not None, "only a finished sequence has a result"
@@ -147,8 +140,8 @@ class Job:
     adapter: Adapter | None
     stop: StopRule
     max_tokens: int
-    seed: int = field(default_factory=lambda: secrets.randbits(63))
-    scores: PromptScores | None = None
+    seed: int = field(init=False)
+    scores: SampleResult | None = None  # of its prompt
     error: Exception | None = None
     is_cancelled: bool = False
     prefill: Prefill | None = None
@@ -158,8 +151,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.sequences = [Sequence(self, i) for i in range(self.request.num_samples)]
-        if self.request.seed is not None:
-            self.seed = self.request.seed
+        self.seed = secrets.randbits(63) if self.request.seed is None else self.request.seed
 
     @property
     def tenant(self) -> str:
@@ -192,12 +184,6 @@ class Job:
         return self.is_cancelled or self.error is not None
 
     def result(self) -> SampleResult:
-        scores = self.scores or PromptScores()
-        return SampleResult(
-            sequences=[sequence.result() for sequence in self.sequences],
-            prompt_logprobs=scores.logprobs,
-            topk_prompt_logprobs=scores.topk,
-            target_prompt_logprobs=scores.targets,
-            prompt_alt_tokens=scores.alternatives,
-            digest=self.adapter.digest if self.adapter is not None else None,
-        )
+        sequences = [sequence.result() for sequence in self.sequences]
+        digest = None if self.adapter is None else self.adapter.digest
+        return replace(self.scores or SampleResult([]), sequences=sequences, digest=digest)

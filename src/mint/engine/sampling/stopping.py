@@ -21,12 +21,12 @@ class StopRule:
     @classmethod
     def of(cls, request: SampleRequest, info: ModelInfo, tokenizer: Any) -> StopRule:
         """The model's end tokens always stop too, unless the request says that nothing does."""
-        if request.stop is not None and len(request.stop) == 0:
-            return cls(frozenset(), (), tokenizer)
         stops = request.stop or []
         ids = {stop for stop in stops if isinstance(stop, int)}
+        if request.stop != []:
+            ids.update(info.eos_token_ids)
         strings = tuple(stop for stop in stops if isinstance(stop, str))
-        return cls(frozenset(ids.union(info.eos_token_ids)), strings, tokenizer)
+        return cls(frozenset(ids), strings, tokenizer)
 
     def reached(self, tokens: list[int]) -> bool:
         """Return whether the newest token ends the continuation."""

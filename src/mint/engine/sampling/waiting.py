@@ -29,12 +29,13 @@ class WaitingJobs:
 
     def add(self, job: Job, at_front: bool = False) -> None:
         """Queue a job behind the others of its tenant and adapter, or before them."""
-        queue = self._tenant(job.tenant).queues.setdefault(job.adapter, deque())
+        tenant = self._tenants.setdefault(job.tenant, _Tenant())
+        queue = tenant.queues.setdefault(job.adapter, deque())
         queue.insert(0 if at_front else len(queue), job)
 
     def add_resuming(self, prefill: Prefill) -> None:
         """Queue an answer that lost its blocks, ahead of its tenant's other work."""
-        self._tenant(prefill.tenant).resuming.appendleft(prefill)
+        self._tenants.setdefault(prefill.tenant, _Tenant()).resuming.appendleft(prefill)
 
     def resuming(self, tenant: str) -> deque[Prefill]:
         """Return the answers of a tenant that wait to resume."""
@@ -81,6 +82,3 @@ class WaitingJobs:
             yield from (p.sequence.job for p in tenant.resuming if p.sequence is not None)
             for queue in tenant.queues.values():
                 yield from queue
-
-    def _tenant(self, tenant: str) -> _Tenant:
-        return self._tenants.setdefault(tenant, _Tenant())

@@ -50,8 +50,6 @@ def make_batch(
     trained = np.zeros(len(tree.tokens), bool)
     trained[nodes[_flat([_counts(datum.inputs, loss) for datum in members])]] = True
     order = np.argsort(np.where(trained[nodes], nodes, nodes + len(trained)), kind="stable")
-    unsort = np.empty_like(order)
-    unsort[order] = np.arange(len(order))
     sizes = [target.size for target in targets]
     names = [name for name in members[0].inputs if name not in _IDS]
     kept = _kept_tokens(members, order)
@@ -59,7 +57,7 @@ def make_batch(
         Targets.of(
             nodes[order], _flat(targets)[order].astype(np.int64), device, int(trained.sum()), kept
         ),
-        unsort=to_device(unsort, device),
+        unsort=to_device(np.argsort(order), device),
         inputs={
             name: to_device(_flat([d.inputs[name] for d in members]).astype(np.float32), device)
             for name in names
@@ -82,18 +80,13 @@ def _counts(inputs: Mapping[str, NDArray[Any]], loss: Loss) -> NDArray[Any]:
 
 def _kept_tokens(members: list[Datum], order: NDArray[Any]) -> NDArray[Any] | None:
     """Return the kept tokens of all targets, in the order of the nodes; -1 fills up."""
-    rows = [datum.inputs.get(KEPT) for datum in members]
-    width = max((len(row[0]) for row in rows if row is not None), default=0)
+    none = [np.empty((datum.inputs["target_tokens"].size, 0), np.int64) for datum in members]
+    rows = [datum.inputs.get(KEPT, empty) for datum, empty in zip(members, none, strict=True)]
+    width = max(row.shape[1] for row in rows)
     if not width:
         return None
-    found = np.full((len(order), width), -1, np.int64)
-    at = 0
-    for datum, row in zip(members, rows, strict=True):
-        end = at + datum.inputs["target_tokens"].size
-        if row is not None:
-            found[at:end, : row.shape[1]] = row
-        at = end
-    return np.asarray(found[order])
+    filled = [np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=-1) for row in rows]
+    return np.asarray(np.concatenate(filled)[order])
 
 
 def check_request(
@@ -174,13 +167,15 @@ def _check_datum(
     optional = ("weights", *(k for k in _THRESHOLDS if k in loss.settings))
     for key in dict.fromkeys((*loss.needs, *terms.needs, *optional)):
         if key in datum.inputs:
-            inputs[key] = _check_shape(datum.inputs[key], targets.shape, f"{where}: {key}")
-        elif key in loss.needs:
-            raise UserError(f"{where}: loss_fn_inputs has no {key!r}, which {name} needs.")
-        elif key in terms.needs:
-            raise UserError(
-                f"{where}: loss_fn_inputs has no {key!r}, which the terms in loss_fn_config need."
-            )
+            inputs[key] = array = datum.inputs[key]
+            if array.shape != targets.shape:
+                raise UserError(
+                    f"{where}: {key} has shape {list(array.shape)}, but target_tokens has "
+                    f"{list(targets.shape)}. Every loss input needs one value per target token."
+                )
+        elif key in (*loss.needs, *terms.needs):
+            by = f"{name} needs" if key in loss.needs else "the terms in loss_fn_config need"
+            raise UserError(f"{where}: loss_fn_inputs has no {key!r}, which {by}.")
     if name == "cross_entropy":
         inputs.setdefault("weights", np.ones(targets.shape, np.float32))
     if KEPT in datum.inputs:
@@ -189,10 +184,10 @@ def _check_datum(
 
 
 def _check_ids(ids: NDArray[Any], where: str, vocabulary: int) -> None:
-    if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocabulary:
-        at = int(np.flatnonzero((ids.reshape(-1) < 0) | (ids.reshape(-1) >= vocabulary))[0])
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocabulary))
+    if len(wrong):
         raise UserError(
-            f"{where}[{at}] is {int(ids.reshape(-1)[at])}, but token ids of this model run from 0 "
+            f"{where}[{wrong[0]}] is {ids.flat[wrong[0]]}, but token ids of this model run from 0 "
             f"to {vocabulary - 1}. Use the model's own tokenizer (get_tokenizer())."
         )
 
@@ -208,28 +203,21 @@ def _check_kept(
         )
     kept = kept.astype(np.int64)
     _check_ids(np.where(kept == -1, 0, kept), f"{where}: {KEPT}", vocabulary)
-    some = (kept >= 0).any(1)
-    missing = np.flatnonzero(some & ~(kept == targets[:, None]).any(1))
     ranked = np.sort(kept, 1)
-    doubled = np.flatnonzero(((ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] >= 0)).any(1))
-    for at, what in [
-        *((int(i), f"do not have its target, {int(targets[i])}") for i in missing[:1]),
-        *((int(i), "have a token twice") for i in doubled[:1]),
-    ]:
-        raise UserError(
-            f"{where}: the {KEPT} of position {at} {what}. Pass all tokens that the target was "
-            "sampled from, each once, and -1 where there are fewer than in other positions."
-        )
+    is_missing = (kept >= 0).any(1) & ~(kept == targets[:, None]).any(1)
+    is_double = ((ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] >= 0)).any(1)
+    for is_wrong, fault in (
+        (is_missing, "do not have its target, {}"),
+        (is_double, "have a token twice"),
+    ):
+        if is_wrong.any():
+            at = int(is_wrong.argmax())
+            raise UserError(
+                f"{where}: the {KEPT} of position {at} {fault.format(targets[at])}. Pass all "
+                "tokens that the target was sampled from, each once, and -1 where there are fewer "
+                "than in other positions."
+            )
     return kept
-
-
-def _check_shape(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    if array.shape != shape:
-        raise UserError(
-            f"{where} has shape {list(array.shape)}, but target_tokens has {list(shape)}. "
-            "Every loss input needs one value per target token."
-        )
-    return array
 
 
 def _check_values(data: list[Datum], vocabulary: int) -> None:
@@ -246,10 +234,9 @@ def _check_values(data: list[Datum], vocabulary: int) -> None:
 
 
 def _check_finite(array: NDArray[Any], where: str) -> None:
-    finite = np.isfinite(array).reshape(-1)
-    if not finite.all():
-        at = int(np.flatnonzero(~finite)[0])
+    wrong = np.flatnonzero(~np.isfinite(array))
+    if len(wrong):
         raise UserError(
-            f"{where}[{at}] is {array.reshape(-1)[at]}, but it must be a finite number. "
+            f"{where}[{wrong[0]}] is {array.flat[wrong[0]]}, but it must be a finite number. "
             f"Look at the reward that it came from. {NOT_FINITE}"
         )

@@ -180,7 +180,7 @@ class _TargetLogprobs(torch.autograd.Function):
         if kept is not None:
             chosen = (kept >= 0).any(-1)  # among some tokens only
             over_all = [g.masked_fill(chosen, 0.0) for g in over_all]
-        weight = head.gradient_weight()
+        weight = head.linear.weight.to(head.linear.precision.gradients)
         for chunk, entries in targets.chunks(head.chunk_rows(), trained_only=True):
             piece = hidden[targets.nodes[chunk]]
             rows = targets.rows[entries] - chunk.start

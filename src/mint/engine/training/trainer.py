@@ -31,7 +31,7 @@ from mint.engine.messages import (
 )
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.precision import is_finite
-from mint.engine.training.batch import PackedBatch, check_request, make_batch
+from mint.engine.training.batch import check_request, make_batch
 from mint.engine.training.distill import check_distillation, reverse_kl
 from mint.engine.training.graphs import TrunkGraphs
 from mint.engine.training.logprobs import Scoring, score_targets
@@ -76,14 +76,16 @@ class _GradientSum:
         self.norms: list[float] = []
         """Of single passes; where none is known, the norm of the sum is computed."""
         self._parameters = parameters
-        self._before = self._earlier = [parameter.grad for parameter in parameters]
-        self._clear()
+        self._before = [parameter.grad for parameter in parameters]
+        self._earlier: list[Tensor | None] = [None] * len(parameters)
+        self.fold()
 
     def fold(self) -> None:
         """Add the gradient of one operation to the sum; that of the next begins at zero."""
         accumulate(self._parameters, self._earlier)
         self._earlier = [parameter.grad for parameter in self._parameters]
-        self._clear()
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def finish(self) -> None:
         """Give the parameters the sum. Raises UserError when it is not finite."""
@@ -101,11 +103,6 @@ class _GradientSum:
         for parameter, grad in zip(self._parameters, self._before, strict=True):
             parameter.grad = grad
 
-    def _clear(self) -> None:
-        for parameter, grad in zip(self._parameters, self._earlier, strict=True):
-            if grad is not None:
-                parameter.grad = None
-
 
 @dataclass(frozen=True)
 class _Pass:
@@ -121,13 +118,10 @@ class _Pass:
         flat = torch.cat([part.float() for part in parts]).cpu().numpy()
         numbers, rest = np.split(flat, [len(self.sums)])
         ends = list(running_sums(math.prod(shape) for shape in self.shapes))
-        arrays = {
-            name: [
-                piece.reshape(shape)
-                for piece, shape in zip(np.split(array, ends[:-1]), self.shapes, strict=True)
-            ]
-            for name, array in zip(self.arrays, np.split(rest, len(self.arrays)), strict=True)
-        }
+        arrays = {}
+        for name, array in zip(self.arrays, np.split(rest, len(self.arrays)), strict=True):
+            pieces = zip(np.split(array, ends[:-1]), self.shapes, strict=True)
+            arrays[name] = [piece.reshape(shape) for piece, shape in pieces]
         return dict(zip(self.sums, numbers.tolist(), strict=True)), arrays
 
 
@@ -267,7 +261,9 @@ class LoraTrainer:
             scoring = Scoring(terms.temperature, terms.needs_entropy, bool(terms.entropy_coef))
             lp, entropy = score_targets(model.head, hidden, batch.targets, lora, scoring)
             lp, entropy = lp[batch.unsort], None if entropy is None else entropy[batch.unsort]
-            each = _token_losses(loss, lp, batch, settings)
+            config = {key: lp.new_full((), value) for key, value in settings.items()}
+            config |= {key: batch.inputs[key] for key in settings if key in batch.inputs}
+            each = loss.function(lp, batch.inputs, config, batch.datum)
             if terms.has_kl:
                 kl = terms.kl(lp, batch.inputs)
                 each, sums["kl_loss"] = each + kl, kl.sum()
@@ -382,12 +378,6 @@ class LoraTrainer:
             )
 
 
-def _token_losses(loss: Loss, lp: Tensor, batch: PackedBatch, settings: dict[str, float]) -> Tensor:
-    config = {key: lp.new_full((), value) for key, value in settings.items()}
-    config |= {key: batch.inputs[key] for key in settings if key in batch.inputs}
-    return loss.function(lp, batch.inputs, config, batch.datum)
-
-
 def _pack(sequences: list[IntArray], members: Sequence[int], budget: int) -> list[PrefixTree]:
     """Pack some of the sequences into the trees of as many passes."""
     trees = pack_evenly([sequences[i] for i in members], budget)
@@ -421,6 +411,5 @@ def _check_adam(params: AdamSettings) -> None:
             raise UserError(f"{name} is {value}, but it must be a finite number, 0 or more.")
         if value > _LARGEST and name != "grad_clip_norm":
             raise UserError(f"{name} is {value:g}, but it must be at most {_LARGEST:g}.")
-    for name in ("beta1", "beta2"):
-        if getattr(params, name) >= 1:
-            raise UserError(f"{name} is {getattr(params, name)}, but it must be below 1.")
+        if value >= 1 and name in ("beta1", "beta2"):
+            raise UserError(f"{name} is {value}, but it must be below 1.")

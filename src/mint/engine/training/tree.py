@@ -48,7 +48,8 @@ def pack(sequences: Sequence[IntArray], budget: int) -> list[PrefixTree]:
     members: list[int] = []
     shared: list[int] = []  # tokens of each member that the one before it begins with too
     size = 0
-    for i in sorted(range(len(sequences)), key=lambda i: _sort_key(sequences[i])):
+    # Ids are not negative: these bytes sort as they do.
+    for i in sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i8").tobytes()):
         common = _common(sequences[members[-1]], sequences[i]) if members else 0
         if members and size + len(sequences[i]) - common > budget:
             trees.append(_lay_out(sequences, members, shared))
@@ -74,11 +75,6 @@ def pack_evenly(sequences: Sequence[IntArray], budget: int) -> list[PrefixTree]:
     return trees
 
 
-def _sort_key(tokens: IntArray) -> bytes:
-    """Bytes that sort as the tokens do (ids are not negative)."""
-    return tokens.astype(">i8").tobytes()
-
-
 def _common(one: IntArray, other: IntArray) -> int:
     """Return how many tokens two sequences begin with alike."""
     length = min(len(one), len(other))
@@ -90,20 +86,13 @@ def _lay_out(sequences: Sequence[IntArray], members: list[int], shared: list[int
     """Return the forest of sorted members; each adds what it does not share with the one before."""
     added = [sequences[m][depth:] for m, depth in zip(members, shared, strict=True)]
     starts = np.cumsum([0, *map(len, added)])
-    ends = np.full(starts[-1], starts[-1])
+    positions, ends = np.empty(starts[-1], np.int64), np.full(starts[-1], starts[-1])
     paths: list[IntArray] = []
     for depth, (start, stop) in zip(shared, pairwise(starts), strict=True):
         path = np.arange(start, stop)
+        positions[start:stop] = path - start + depth
         if paths:
             ends[paths[-1][depth:]] = start
             path = np.concatenate([paths[-1][:depth], path])
         paths.append(path)
-    return PrefixTree(
-        tokens=np.concatenate(added),
-        positions=np.concatenate(
-            [np.arange(depth, depth + len(part)) for part, depth in zip(added, shared, strict=True)]
-        ),
-        ends=ends,
-        members=members,
-        paths=paths,
-    )
+    return PrefixTree(np.concatenate(added), positions, ends, members, paths)

@@ -13,6 +13,7 @@ class TrainingOperation:
     """A call that takes several passes."""
 
     call: Call
+    tenant: str
     run_id: str
     steps: Steps[Any]
 
@@ -32,22 +33,14 @@ class TrainingTurns:
         """Return whether an operation of this run is in progress."""
         return any(o.run_id == run_id for line in self._tenants.values() for o in line)
 
-    def add(self, tenant: str, operation: TrainingOperation) -> None:
-        """Begin an operation, after those of the same tenant."""
-        self._tenants.setdefault(tenant, deque()).append(operation)
+    def add(self, operation: TrainingOperation) -> None:
+        """Queue an operation after those of the same tenant."""
+        self._tenants.setdefault(operation.tenant, deque()).append(operation)
 
     def next(self) -> TrainingOperation:
-        """Return the operation whose turn it is, and give the turn to the next."""
-        tenant, operations = next(iter(self._tenants.items()))
-        operation = operations[0]
-        operations.rotate(-1)
-        self._tenants.move_to_end(tenant)
+        """Take the operation whose turn it is. It is added again if it is not done after a pass."""
+        tenant, operations = self._tenants.popitem(last=False)
+        operation = operations.popleft()
+        if operations:
+            self._tenants[tenant] = operations
         return operation
-
-    def remove(self, operation: TrainingOperation) -> None:
-        """Forget an operation that is done."""
-        for tenant, operations in list(self._tenants.items()):
-            if operation in operations:
-                operations.remove(operation)
-                if not operations:
-                    del self._tenants[tenant]
