@@ -107,10 +107,10 @@ class Renderer:
         shared = tokens[: common_prefix(tokens, self._tail)]
         if marks := [at for at, token in enumerate(shared) if token in self._marks]:
             return marks[-1] + 1
-        at = self._first_mark(tokens)
+        at = next((i for i, token in enumerate(tokens) if token in self._marks), len(tokens))
         if at == len(tokens) or self.tokenizer.decode(tokens[:at]).strip():
             return 0
-        closes_turns = self._first_mark(self._tail) < len(self._tail)
+        closes_turns = not self._marks.isdisjoint(self._tail)
         return at + 1 if tokens[at] == end or closes_turns else 0
 
     @cached_property
@@ -121,9 +121,6 @@ class Renderer:
     @cached_property
     def _marks(self) -> frozenset[int]:
         return special_tokens(self.tokenizer)
-
-    def _first_mark(self, tokens: Sequence[int]) -> int:
-        return next((i for i, token in enumerate(tokens) if token in self._marks), len(tokens))
 
     def _check_shown(self, before: Sequence[Message], messages: Sequence[Message]) -> None:
         """Raise :class:`TemplateRefused` if the template leaves a message out."""
