@@ -68,7 +68,6 @@ class Chat:
         seed: int | None = None,
         max_turns: int = 8,
         context_length: int | None = None,
-        tools: Tools = (),
     ) -> None:
         self.policy = policy
         self.max_turns = max_turns
@@ -78,7 +77,7 @@ class Chat:
         self.trace: list[dict[str, Any]] = []
         self.truncated = False
         self._seed = seed
-        self._renderer = Renderer(policy.tokenizer, schemas(tools))
+        self._renderer = Renderer(policy.tokenizer)
         self._context: list[Message] = []  # the messages that the last segment stands for
         self._waiting: list[Message] = []
         self._last: Reply | None = None  # in this context; without one, the next begins a segment

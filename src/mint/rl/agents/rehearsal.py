@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,28 +26,6 @@ class ByteTokenizer:
         return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
 
-@dataclass
-class _Replies:
-    """A stand-in for a sampling client that gives prepared replies in order."""
-
-    waiting: list[str]
-    tokenizer: Any
-
-    async def sample_async(
-        self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
-    ) -> Any:
-        if not self.waiting:
-            raise RuntimeError(
-                "The environment asked for more replies than were passed to rehearse(). Add one."
-            )
-        said = list(self.tokenizer.encode(self.waiting.pop(0), add_special_tokens=False))
-        limit = sampling_params.max_tokens or len(said) + 1
-        tokens = [*said, self.tokenizer.eos_token_id][:limit]
-        reason = "stop" if len(tokens) > len(said) else "length"
-        answer = SimpleNamespace(tokens=tokens, logprobs=[0.0] * len(tokens), stop_reason=reason)
-        return SimpleNamespace(sequences=[answer])
-
-
 def rehearse(
     environment: Environment,
     task: Any,
@@ -71,7 +48,22 @@ def rehearse(
     """
     tokenizer = tokenizer or ByteTokenizer()
     cfg = cfg or RLConfig(max_tokens=4096)
-    client: Any = _Replies(list(replies), tokenizer)
+    waiting = iter(replies)
+
+    async def sample(prompt: Any, num_samples: int, sampling_params: types.SamplingParams) -> Any:
+        text = next(waiting, None)
+        if text is None:
+            raise RuntimeError(
+                "The environment asked for more replies than were passed to rehearse(). Add one."
+            )
+        said = list(tokenizer.encode(text, add_special_tokens=False))
+        limit = sampling_params.max_tokens or len(said) + 1
+        tokens = [*said, tokenizer.eos_token_id][:limit]
+        reason = "stop" if len(tokens) > len(said) else "length"
+        answer = SimpleNamespace(tokens=tokens, logprobs=[0.0] * len(tokens), stop_reason=reason)
+        return SimpleNamespace(sequences=[answer])
+
+    client: Any = SimpleNamespace(sample_async=sample)
     policy = Policy(client, tokenizer, 1.0, cfg.max_tokens, cfg.stop)
     rollout = asyncio.run(run_environment(environment, task, policy, cfg, seed=0))
     if rollout.error is not None:

@@ -16,9 +16,17 @@ _LOOKED_AT = 64  # rollouts of a step whose repetition is measured
 def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
     """Rewards, signal, lengths, entropy and repetition of a step's rollouts."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    scored = [(r.reward, r.truncated) for r in rollouts if r.reward is not None]
+    rewards = [reward for reward, _ in scored]
+    of_some = {
+        "reward/truncated": [reward for reward, truncated in scored if truncated],
+        "reward/untruncated": [reward for reward, truncated in scored if not truncated],
+    }
+    for name in sorted({name for rollout in rollouts for name in rollout.components}):
+        values = [r.components[name] for r in rollouts if name in r.components]
+        of_some[f"component/{name}"] = values
     kinds = [group.kind(threshold) for group in groups]
-    found = {
+    return {
         "rollouts": float(len(rollouts)),
         "rollouts/signal": float(
             sum(len(g.counted) for g, kind in zip(groups, kinds, strict=True) if kind == "signal")
@@ -33,8 +41,8 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
         "length/truncated": _mean([rollout.truncated for rollout in rollouts]),
         "policy/entropy": entropy([x for rollout in rollouts for x in rollout.sampled_logprobs]),
         "policy/repetition": _mean([repetition(r) for r in rollouts[:_LOOKED_AT]]),
+        **{name: fmean(values) for name, values in of_some.items() if values},
     }
-    return found | _truncation(rollouts) | _components(rollouts)
 
 
 def staleness(batch: Batch) -> dict[str, float]:
@@ -45,22 +53,6 @@ def staleness(batch: Batch) -> dict[str, float]:
         "staleness/mean": _mean(ages),
         "staleness/max": float(max(ages, default=0)),
         "staleness/dropped": float(len(batch.stale) + batch.aborted),
-    }
-
-
-def _truncation(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the rewards of truncated answers and of the others."""
-    cut = [r.reward for r in rollouts if r.truncated and r.reward is not None]
-    whole = [r.reward for r in rollouts if not r.truncated and r.reward is not None]
-    found = {"reward/truncated": cut, "reward/untruncated": whole}
-    return {name: fmean(rewards) for name, rewards in found.items() if rewards}
-
-
-def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    names = sorted({name for rollout in rollouts for name in rollout.components})
-    return {
-        f"component/{name}": fmean([r.components[name] for r in rollouts if name in r.components])
-        for name in names
     }
 
 

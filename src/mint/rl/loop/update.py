@@ -133,8 +133,7 @@ async def _update(
         inside = np.concatenate([array[has_weight(datum)] for datum, array in pairs])
         found["train/entropy"] = float(inside.mean()) if len(inside) else 0.0
     if cfg.clips:
-        answered = zip(passes, map(read_logprobs, losses), strict=True)
-        found |= clipped_share(cfg, list(answered))
+        found |= clipped_share(cfg, list(zip(passes, map(read_logprobs, losses), strict=True)))
     if cfg.kl_loss_coef > 0:
         found |= kl_metrics(batch, first_D_T)
     if cfg.truncated_importance is None:
@@ -142,11 +141,10 @@ async def _update(
     if len(losses) > 1:
         moved = mismatch(parts[-1], read_logprobs(losses[-1]))  # by the updates before it
         found["train/drift"] = moved.get("mismatch/k3", 0.0)
-    norms = [(step.metrics or {}).get("grad_norm") for step in steps]
-    known = [float(norm) for norm in norms if norm is not None]
+    norms = [step.metrics["grad_norm"] for step in steps if "grad_norm" in (step.metrics or {})]
     found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
     found["train/updates"] = float(len(steps))
-    found |= {"train/grad_norm": float(np.mean(known))} if known else {}
+    found |= {"train/grad_norm": float(np.mean(norms))} if norms else {}
     return Update(datums, found, first_D_T if old is None else old, entropy_D_T)
 
 

@@ -113,7 +113,7 @@ class Renderer:
         at = self._first_mark(tokens)
         if at == len(tokens) or self._decode(tokens[:at]).strip():
             return 0
-        closes_turns = self._first_mark(self._tail) < len(self._tail)
+        closes_turns = not self._marks.isdisjoint(self._tail)
         return at + 1 if tokens[at] == end or closes_turns else 0
 
     @cached_property

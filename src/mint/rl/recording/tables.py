@@ -15,6 +15,11 @@ TrainedDatum = dict[str, Array | None]
 """The trainer's logprobs and entropies of a datum, and its advantages."""
 Trained = dict[Tokens, list[TrainedDatum]]
 """The trained datums by their tokens: ``edit_datums`` may reorder them."""
+_OF_A_ROLLOUT = (
+    *("reward", "components", "reasons", "penalty", "advantage", "length", "truncated"),
+    *("masked", "error", "traceback", "trace", "sampled_at"),
+)
+"""The columns that are attributes of a rollout by the same name."""
 _NOT_TRAINED: TrainedDatum = {"trainer": None, "entropy": None, "advantages": None}
 
 
@@ -71,20 +76,9 @@ def rollout_rows(batch: Batch, text: Callable[[int], str]) -> Iterator[dict[str,
                 "prompt": group.prompt,
                 "messages": rollout.messages or None,
                 "response": rollout.text,
-                "reward": rollout.reward,
-                "components": rollout.components,
-                "reasons": rollout.reasons,
-                "penalty": rollout.penalty,
-                "advantage": rollout.advantage,
-                "length": rollout.length,
-                "truncated": rollout.truncated,
                 "stop": stopped if rollout.length else None,
-                "masked": rollout.masked,
-                "error": rollout.error,
-                "traceback": rollout.traceback,
-                "trace": rollout.trace,
+                **{name: getattr(rollout, name) for name in _OF_A_ROLLOUT},
                 "version": group.version,
-                "sampled_at": rollout.sampled_at,
                 "digests": {v: d for v, d in digests.items() if v in rollout.versions},
                 "segments": [
                     _segment(each, text, _take(trained, rollout, place))

@@ -28,14 +28,7 @@ class CodeFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> CodeFailure:
-        """Describe an exception. The place is the last line of the task's own code.
-
-        >>> try:
-        ...     1 / 0
-        ... except ZeroDivisionError as error:
-        ...     CodeFailure.of(error).error
-        'ZeroDivisionError: division by zero'
-        """
+        """Describe an exception. The place is the last line of the task's own code."""
         said = f"{type(error).__name__}: {error}"
         whole = traceback.TracebackException.from_exception(error)
         own = [frame for frame in _frames(whole) if not _is_library(frame)]
@@ -61,14 +54,7 @@ _NOTED: ContextVar[list[CodeFailure] | None] = ContextVar("noted", default=None)
 
 @contextmanager
 def noting(failures: list[CodeFailure]) -> Iterator[None]:
-    """Collect the exceptions passed to :func:`note` in a list while a rollout runs.
-
-    >>> found = []
-    >>> with noting(found):
-    ...     note(ValueError("no such page"))
-    >>> found[0].error
-    'ValueError: no such page'
-    """
+    """Collect the exceptions passed to :func:`note` in a list while a rollout runs."""
     token = _NOTED.set(failures)
     try:
         yield

@@ -105,10 +105,11 @@ class Policy:
             stop_token_ids=None if texts or end is None else [end],
             **self.filters.params(),
         )
-        kept = {"topk_sample_logprobs": self.filters.top_k} if self.filters.is_on else {}
+        filtered = self.filters.is_on
+        asked: dict[str, Any] = {"topk_sample_logprobs": self.filters.top_k} if filtered else {}
         tokens = types.ModelInput.from_ints(tokens=list(prompt))
         answer = await self.client.sample_async(
-            prompt=tokens, num_samples=count, sampling_params=params, **kept
+            prompt=tokens, num_samples=count, sampling_params=params, **asked
         )
         return [
             PolicyAnswer(

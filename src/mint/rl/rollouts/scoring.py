@@ -23,7 +23,7 @@ _FEWEST = 20  # rewards before some failures can stop a run; when all fail, it s
 _RECENT = 200  # rollouts over which failures are counted
 _SCORED, _NONE = "", "None"
 _QUESTIONS = ("prompt", "question", "problem")
-ANSWERS = ("answer", "ground_truth")
+_ANSWERS = ("answer", "ground_truth")
 
 
 class FailureCounter:
@@ -179,7 +179,7 @@ def as_sample(sample: Any, response: str) -> Sample:
     if isinstance(sample, Mapping):
         values = dict(sample)
     else:
-        named = [name for name in (*_QUESTIONS, *ANSWERS) if hasattr(sample, name)]
+        named = [name for name in (*_QUESTIONS, *_ANSWERS) if hasattr(sample, name)]
         values = getattr(sample, "__dict__", {}) | {name: getattr(sample, name) for name in named}
     prompt = next((str(values[name]) for name in _QUESTIONS if name in values), "")
     return Sample(response, prompt, values or {"sample": sample})
