@@ -33,7 +33,11 @@ THOUGHTS = (  # what opens and closes a thought
 _REASONING_CHANNELS = ("<|channel|>analysis<|message|>", "to=self<|message|>")  # gpt-oss, Muse
 _THOUGHT = re.compile(
     "|".join(rf"{re.escape(o)}.*?(?:{re.escape(c)}|\Z)" for o, c in THOUGHTS)
-    + rf"|(?:{'|'.join(map(re.escape, _REASONING_CHANNELS))}).*?(?:<\|end\|>|<\|eom\|>|<\|start\|>|\Z)",
+    + "|"
+    + "|".join(
+        re.escape(channel) + r".*?(?:<\|end\|>|<\|eom\|>|<\|start\|>|\Z)"
+        for channel in _REASONING_CHANNELS
+    ),
     re.DOTALL,
 )
 _CLOSED = re.compile("|".join(re.escape(close) for _, close in THOUGHTS))
