@@ -151,6 +151,9 @@ def test_checkpoints_are_listed_and_shown(command: Command, saved: Saved) -> Non
     assert saved.sampler in command("checkpoints", "list").out
     listed = command("checkpoints", "list", "--run", saved.run, "--json").json
     assert [c["tinker_path"] for c in listed] == [saved.sampler, saved.training]
+    page = ["checkpoints", "list", "--run", saved.run, "--limit", "1", "--json"]
+    assert command(*page).json == listed[:1]
+    assert command(*page, "--offset", "1").json == listed[1:]
     shown = command("checkpoints", "show", saved.training.replace("tinker://", "mint://"), "--json")
     assert shown.json["lora_rank"] == 4
     assert shown.json["size_bytes"] > 0

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tinker
 
+from mint.service.store.database import CheckpointRow
+from tests.reliability.local import Local, with_service
+from tests.service.checkpoints.test_retention import result
 from tests.service.checkpoints.test_transfers import train
 from tests.service.runs.test_recovery import logprobs
 from tests.service.runs.test_recovery import train as train_raw
@@ -94,3 +98,29 @@ def test_a_checkpoint_without_an_optimizer_or_of_another_model(raw: RawClient) -
     unknown = creation(session, path, optimizer=False, base_model="no/such", model_seq_id=4)
     failure = raw.result(raw.post("/load_weights", unknown).json()["request_id"])
     assert "no/such" in failure["error"]
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_not_replaced_by_a_fresh_adapter(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(local: Local) -> None:
+        checkpoints, session = local.service.checkpoints, await local.session()
+        made = {"session_id": session, "model_seq_id": 0, "base_model": MODEL}
+        made |= {"lora_config": {"rank": 4, "seed": 1}}
+        source = (await result(local, await local.post("/create_model", made)))["model_id"]
+        saving = {"model_id": source, "seq_id": 1, "path": "x"}
+        path = (await result(local, await local.post("/save_weights", saving)))["path"]
+        verified = checkpoints.verified_folder
+
+        def verified_and_deleted(row: CheckpointRow) -> Path:
+            folder = verified(row)
+            checkpoints.delete(row)
+            return folder
+
+        monkeypatch.setattr(checkpoints, "verified_folder", verified_and_deleted)
+        refused = await local.post("/load_weights", creation(session, path))
+        assert refused.status_code == 503, refused.text
+        assert "No such file" in refused.text
+        assert (await local.post("/load_weights", creation(session, path))).status_code == 404
+
+    with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")

@@ -45,10 +45,8 @@ def list_checkpoints(
 ) -> None:
     """List your checkpoints, newest first."""
     remote = Remote.running_or_embedded(url)
-    if run is not None:
-        answer = remote.get(f"/api/v1/training_runs/{run_id(remote, run)}/checkpoints")
-    else:
-        answer = remote.get("/api/v1/checkpoints", limit=limit, offset=offset)
+    of_run = "" if run is None else f"/training_runs/{run_id(remote, run)}"
+    answer = remote.get(f"/api/v1{of_run}/checkpoints", limit=limit, offset=offset)
     print_checkpoints(answer["checkpoints"], as_json)
 
 

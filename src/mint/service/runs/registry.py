@@ -69,8 +69,9 @@ class Runs:
             require_optimizer(found)
         row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
         folder = await asyncio.to_thread(self._shared.checkpoints.verified_folder, found)
-        patterns = ("adapter_*", OPTIMIZER) if request.optimizer else ("adapter_*",)
-        files = [file for pattern in patterns for file in folder.glob(pattern)]
+        wanted = ("adapter_", OPTIMIZER) if request.optimizer else ("adapter_",)
+        # Unlike glob(), iterdir() fails if the folder was deleted meanwhile.
+        files = [file for file in folder.iterdir() if file.name.startswith(wanted)]
         return await self._create(caller, request, row, files)
 
     async def _create(

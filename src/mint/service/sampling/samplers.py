@@ -9,7 +9,7 @@ from mint.engine.messages import SampleRequest, SampleResult
 from mint.service.access.scopes import Caller
 from mint.service.background import in_background
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import ApiError, EngineDied, UserError, not_found
+from mint.service.errors import EXPLAINED, ApiError, UserError, not_found
 from mint.service.futures import Response, WaitReason
 from mint.service.results import Share
 from mint.service.sampling.evicted import EvictedSamplers
@@ -82,7 +82,7 @@ class Samplers:
         try:
             async with self._shared.engines.using(sampler.row.base_model) as engine:
                 await sampler.load(engine)
-        except (UserError, EngineDied, OSError, RuntimeError) as error:
+        except (ApiError, *EXPLAINED, RuntimeError) as error:
             log.warning("%s is not loaded yet: %s", sampler.row.id, error)
 
     async def named(self, caller: Caller, model: str) -> SamplingSession:
@@ -174,8 +174,8 @@ class Samplers:
         """Free the memory. What is not on disk can be replayed from the journal of its run, or was
         beyond what is kept of an unloaded run."""
         for sampler in self._in_session(session_id):
-            await sampler.drop()
             self._samplers.pop(sampler.row.id, None)
+            await sampler.drop()
 
     async def release_named(self, idle_s: float) -> None:
         """Free the memory of samplers that clients without a session have not used for a while."""

@@ -16,7 +16,7 @@ from mint.service.background import in_background
 from mint.service.checkpoints.storage import CheckpointPath
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import EngineDied, UserError
+from mint.service.errors import DATABASE_FAILED, EngineDied, UserError
 from mint.service.sampling.evicted import EvictedSamplers
 from mint.service.sampling.progress import AdmittedSample
 from mint.service.shared_components import SharedComponents
@@ -216,10 +216,9 @@ class SamplingSession:
         try:
             if engine is not None and engine.is_alive and await self.is_only_in_memory():
                 await self.evicted.save(self.row, engine)
-        except (OSError, RuntimeError, EngineDied) as error:
-            log.warning("%s stays in memory: %s", self.row.id, error)
-        else:
             await self.drop()
+        except (OSError, RuntimeError, EngineDied, *DATABASE_FAILED) as error:
+            log.warning("%s was not evicted: %s", self.row.id, error)
 
     async def drop(self) -> None:
         """Free the memory in the engine."""

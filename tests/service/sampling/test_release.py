@@ -1,0 +1,81 @@
+"""Samplers leave the memory of their engine, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from mint.service.access.auth import LOCAL_USER
+from mint.service.engines.process import EngineProcess
+from mint.service.sampling.session import SamplingSession
+from tests.reliability.local import Local, with_service
+from tests.service.checkpoints.test_retention import result
+from tests.service_fixture import MODEL
+
+Work = Callable[[Local, SamplingSession, EngineProcess], Awaitable[None]]
+
+
+def with_sampler(home: Path, model: Path, work: Work) -> None:
+    """Do some work with a sampler of a checkpoint, in its engine."""
+
+    async def prepared(local: Local) -> None:
+        session = await local.session()
+        made = {"session_id": session, "model_seq_id": 0, "base_model": MODEL}
+        made |= {"lora_config": {"rank": 4, "seed": 1}}
+        run = (await result(local, await local.post("/create_model", made)))["model_id"]
+        saving = {"model_id": run, "seq_id": 1, "path": "a"}
+        saved = await result(local, await local.post("/save_weights_for_sampler", saving))
+        wanted = {"session_id": session, "sampling_session_seq_id": 5, "model_path": saved["path"]}
+        answer = await local.post("/create_sampling_session", wanted)
+        sampler_id = answer.json()["sampling_session_id"]
+        sampler = await local.service.samplers.find(sampler_id, LOCAL_USER)
+        async with local.service.engines.using(MODEL) as engine:
+            await sampler.load(engine)
+            await work(local, sampler, engine)
+
+    with_service(home, prepared, aliases={MODEL: model}, precision="exact")
+
+
+def test_a_sampler_stays_while_the_database_fails(
+    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(local: Local, sampler: SamplingSession, engine: EngineProcess) -> None:
+        def rename(old: str, new: str) -> None:
+            with local.service.store.transaction() as session:
+                session.execute(text(f"alter table {old} rename to {new}"))
+
+        rename("checkpoints", "gone")
+        await sampler.evict()
+        assert sampler.engine is engine
+        assert "was not evicted" in caplog.text
+        await sampler.drop()
+        await local.service.samplers._preload(sampler)
+        assert sampler.engine is None
+        assert "is not loaded yet" in caplog.text
+        rename("gone", "checkpoints")
+        await local.service.samplers._preload(sampler)
+        assert sampler.engine is engine
+        await sampler.evict()
+        assert sampler.engine is None
+
+    with_sampler(tmp_path, tiny_model, work)
+
+
+def test_a_sampler_that_is_used_while_its_session_is_released_is_still_known(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    async def work(local: Local, sampler: SamplingSession, engine: EngineProcess) -> None:
+        samplers = local.service.samplers
+        releasing = asyncio.create_task(samplers.release_session(sampler.row.session_id))
+        await asyncio.sleep(0)
+        again = await samplers.find(sampler.row.id, LOCAL_USER)
+        await again.load(engine)
+        await releasing
+        assert await samplers.find(sampler.row.id, LOCAL_USER) is again
+        assert again.engine is engine
+
+    with_sampler(tmp_path, tiny_model, work)
