@@ -184,6 +184,7 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--rule", choices=("drop", "correct"), default="drop")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--warm-up", action="store_true", help="a round ahead that is not counted")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=4)
@@ -200,6 +201,9 @@ def main() -> None:
         model = JUDGED_MODEL
         if args.judge is None:
             model = str(build_random(Path(folder, "model"), args.shape))
+        if args.warm_up:  # a GPU's engine compiles and records in it
+            for bound in args.staleness:
+                measure(model, bound, args)
         for round_ in range(args.rounds):
             for bound in args.staleness if round_ % 2 == 0 else args.staleness[::-1]:
                 found.append(measure(model, bound, args))
