@@ -106,7 +106,7 @@ class Problem:
 
 
 class Problems:
-    """Draws problems at random, and never one that was set aside."""
+    """Draws problems at random, but none that is held out."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
