@@ -11,7 +11,7 @@ import pytest
 import mint
 from mint.rl import Chat, Evaluation, Evaluator, RLConfig, run_grpo
 from mint.rl.evaluation.bisect import PastRun
-from mint.rl.evaluation.evaluator import Examiner, with_holdout_reward
+from mint.rl.evaluation.evaluator import SetEvaluator, with_holdout_reward
 from mint.rl.evaluation.scores import METRICS
 from tests.rl.conftest import Letters
 
@@ -138,7 +138,7 @@ def test_a_policy_that_always_reaches_the_turn_limit_is_wrong_and_stops_nothing(
     cfg = settings(max_turns=1)
     found = Evaluator(Endless(), cfg, client).of(None)
     assert (found.prompts, found.failed, found.pass_1) == (2, 2, 0.0)
-    assert Examiner(Endless(), cfg).of(client, None)["holdout"].evaluation == found
+    assert SetEvaluator(Endless(), cfg).of(client, None)["holdout"].evaluation == found
 
 
 class Mixed(Letters):
@@ -185,7 +185,7 @@ def test_an_answer_without_a_reward_is_wrong_where_another_to_the_same_prompt_ha
     found = Evaluator(EverySecond(), cfg, client).of(None)
     assert (found.prompts, found.samples, found.left_out, found.unrewarded) == (1, 4, 1, 2)
     assert (found.pass_1, found.failed) == (0.5, 0)
-    assert Examiner(EverySecond(), cfg).of(client, None)["holdout"].evaluation == found
+    assert SetEvaluator(EverySecond(), cfg).of(client, None)["holdout"].evaluation == found
 
 
 def test_a_resumed_run_leaves_out_the_prompts_of_its_first_evaluation(

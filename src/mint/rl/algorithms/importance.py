@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
 """The protocol's own thresholds, where the config sets none."""
-_WIDEST = 20.0  # log ratios beyond this are as good as infinite
+_WIDEST = 20.0  # larger log ratios are treated as infinite
 
 
 def bounded_ratio(log_ratio: Array) -> Array:

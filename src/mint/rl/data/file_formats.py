@@ -14,7 +14,7 @@ from typing import Any
 
 from mint.config_error import ConfigError, closest
 
-_WIDEST_CELL = 2**31 - 1  # of a CSV file, in characters
+_WIDEST_CELL = 2**31 - 1  # the largest cell of a CSV file, in characters
 _ROW = '{"prompt": "What is 2 + 2?", "answer": "4"}'
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 

@@ -20,8 +20,8 @@ from mint.rl.settings.config import RLConfig
 from mint.rl.task import identify, overrides
 from mint.tokenizer import plain_tokenizer
 
-_RandomState = tuple[Any, Any]  # of the modules ``random`` and ``numpy.random``
-_MOST_CALLS = 20  # of ``build_dataset`` for one step, before it makes do with fewer items
+_RandomState = tuple[Any, Any]  # the states of ``random`` and ``numpy.random``
+_MOST_CALLS = 20  # to ``build_dataset`` for one step, before it accepts fewer items
 _USED_UP = 3  # calls that return nothing new to a step, before the dataset is used up
 _NO_MORE_HELD_OUT = 5  # calls in a row without a new item, before the holdout is complete
 
@@ -50,7 +50,7 @@ class Data:
         self.curriculum = Curriculum() if cfg.curriculum else None
         self.calls = 0
         self._ahead: list[tuple[list[Any], _RandomState]] = []  # calls made ahead
-        self._samples: list[Any] = []  # of the last call
+        self._samples: list[Any] = []  # samples of the last call
         self._known: dict[int, tuple[Any, str]] = {}
         self._compared = False
         self._seed("given")

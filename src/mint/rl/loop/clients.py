@@ -32,7 +32,7 @@ async def training_client(
             cfg.start_from, user_metadata=metadata
         )
         name = (await client.get_info_async()).model_data.model_name
-        if name != cfg.base_model:  # which evaluation and the KL would compare with
+        if name != cfg.base_model:  # evaluation and the KL would compare with another model
             raise ConfigError(
                 f"start_from has weights of {name}, and base_model is {cfg.base_model}. Set "
                 f"base_model={name}."

@@ -286,7 +286,7 @@ class Run:
             if isinstance(error, INTERRUPTED):
                 await self._leave()
             ending = self._ending(error)
-            if left := self.queue.taken if hasattr(self, "queue") else []:  # of an unfinished step
+            if left := self.queue.taken if hasattr(self, "queue") else []:  # of a step in progress
                 self.directory.rollouts(rollout_rows(merge_batches(left), self._text))
             failed = ending is not None and not isinstance(ending, KeyboardInterrupt)
             status = "interrupted" if self.final is None else "finished"

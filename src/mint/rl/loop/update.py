@@ -139,7 +139,7 @@ async def _update(
     if cfg.truncated_importance is None:
         found |= mismatch(parts[0], read_logprobs(losses[0]))
     if len(losses) > 1:
-        moved = mismatch(parts[-1], read_logprobs(losses[-1]))  # by the updates before it
+        moved = mismatch(parts[-1], read_logprobs(losses[-1]))  # the effect of the earlier updates
         found["train/drift"] = moved.get("mismatch/k3", 0.0)
     norms = [step.metrics["grad_norm"] for step in steps if "grad_norm" in (step.metrics or {})]
     found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))

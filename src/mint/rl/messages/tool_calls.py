@@ -67,7 +67,7 @@ _WRAPPERS = (  # what opens and closes a call or a list of calls
     ("<|action_start|><|plugin|>", "<|action_end|>"),  # InternLM
     ("<|python_start|>", "<|python_end|>"),  # Llama 4
 )
-_NAMED = {  # by a mark: what opens a call, with its name and perhaps an id, and what closes it
+_NAMED = {  # by mark: a pattern for the start of a call with its name and maybe an id, and its end
     "[TOOL_CALLS]": (  # Mistral Small 3.2, Magistral, Devstral
         r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]",
         r"(?=\[TOOL_CALLS\])",
@@ -92,10 +92,10 @@ _NAMED = {  # by a mark: what opens a call, with its name and perhaps an id, and
         r"<\|call\|>",
     ),
 }
-_MOST_CLOSINGS = 16  # that are looked at for the end of one call
+_MOST_CLOSINGS = 16  # the most that are tried as the end of one call
 _JSON_BEGINS = re.compile(r"\{|\[\s*\{")
 _PARAMETER = re.compile(r"<parameter=(?P<key>[^>\s]+)>\n?(?P<text>.*?)\n?</parameter>", re.DOTALL)
-_DIALECT = "(?:｜DSML｜ ?|atem:)?"  # of DeepSeek and Muse
+_DIALECT = "(?:｜DSML｜ ?|atem:)?"  # a prefix in tags of DeepSeek and Muse
 _TAG_BEGINS = f"(?:{re.escape(_MINIMAX)})?<"
 _INVOKED = re.compile(f"{_TAG_BEGINS}{_DIALECT}invoke name=")
 _INVOKE = re.compile(
@@ -143,7 +143,7 @@ class ToolCall:
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    id: str | None = None  # that the model itself gave the call
+    id: str | None = None  # as the model wrote it
     texts: dict[str, str] = field(default_factory=dict, compare=False)
     """Arguments of a form without types that were read as JSON, as they were written."""
 

@@ -76,7 +76,7 @@ class Policy:
     stop: tuple[str, ...] = ()
     version: int = 0
     filters: Filters = Filters()
-    digest: str | None = None  # of the weights, as the service checks them
+    digest: str | None = None  # the service's digest of the weights
     newest: Callable[[], Policy] | None = None  # asked before every request, for newer weights
 
     @property

@@ -92,7 +92,7 @@ class Collector:
         seed = seed_for(self.cfg.seed, "sample", step, place)
         try:
             answers = await policy.sample(item.prompt, size, seed)
-        except mint.RequestFailedError as error:  # of this prompt, as when it is too long
+        except mint.RequestFailedError as error:  # this prompt is at fault: too long, for example
             failure = CodeFailure(f"{type(error).__name__}: {error}", "", "")
             return [Rollout([], "", error=failure.error, failures=[failure]) for _ in range(size)]
         self.answered[id(item)] += size

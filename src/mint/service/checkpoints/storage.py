@@ -310,7 +310,7 @@ def _marked(folder: Path) -> Iterator[Path]:
     try:
         file = open(mark, "ab")  # noqa: SIM115
     except OSError as error:
-        # the files are gone already, or the disk is full, and a checkpoint must still be deleted
+        # without files, or on a full disk, a checkpoint must still be deleted
         if not (isinstance(error, FileNotFoundError) or is_disk_full(error)):
             raise
         yield mark
