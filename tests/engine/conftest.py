@@ -1,4 +1,4 @@
-"""An engine of its own process-wide base model, as the worker would hold it."""
+"""An engine with a base model that all tests of the process share."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_setting_is_overridden_with_and_without_plus(plus: str, key: str, valu
 
 
 @pytest.mark.parametrize("plus", ["", "+"])
-def test_an_experiment_overrides_the_groups_and_the_command_line_has_the_last_word(
+def test_an_experiment_overrides_the_groups_and_the_command_line_overrides_both(
     plus: str,
 ) -> None:
     job = composed(f"{plus}experiment=quick_test", "training.steps=9").job

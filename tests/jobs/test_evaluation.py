@@ -51,7 +51,7 @@ def test_several_answers_give_pass_at_k_of_a_path(train: Command, evaluated: Com
     assert re.search(r"^pass@8 +\d\.\d{3} +\d\.\d{3} to \d\.\d{3}$", ended.out, re.MULTILINE)
 
 
-def test_a_checkpoint_that_is_none_is_a_mistake(evaluated: Command) -> None:
+def test_a_name_without_a_checkpoint_is_a_user_error(evaluated: Command) -> None:
     ended = evaluated("checkpoint=nowhere")
     assert ended.code == 2
     assert "neither a run directory with a checkpoint nor a path" in ended.err
@@ -150,7 +150,7 @@ def test_a_mistake_in_what_to_bisect_is_one_message(
     assert "Traceback" not in ended.err
 
 
-def test_a_run_that_held_is_told_without_a_negative_zero(train: Command) -> None:
+def test_a_run_without_a_drop_is_reported_without_a_negative_zero(train: Command) -> None:
     assert train(*TASK, "evaluation.eval_every=1", "logging.run_dir=run").code == 0
     ended = train("bisect", "run")
     assert "No drop: pass@1 did not fall from step 0 to step 2 (+0.000" in ended.out
@@ -173,7 +173,9 @@ class Breaking(Letters):
 """
 
 
-def test_asked_anew_a_run_is_still_compared_with_its_best(train: Command, folder: Path) -> None:
+def test_a_reevaluated_run_is_still_compared_with_its_best_step(
+    train: Command, folder: Path
+) -> None:
     (folder / "breaking.py").write_text(BREAKING)
     arguments = ["task=custom", "task.adapter=breaking.py:Breaking", "logging.run_dir=run"]
     arguments += ["training.steps=6", "training.batch_size=8", "sampling.group_size=8"]

@@ -1,4 +1,4 @@
-"""Training from the command line: the rewards page's commands, rewards, endings, going on."""
+"""Training from the command line: the rewards page's commands, rewards, how runs end and resume."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_module_of_the_current_folder_can_be_named(train: Command, folder: Pat
     assert rewards_in(folder / run_directory(out)) == {0.25}
 
 
-def test_a_built_in_reward_pays_an_answer_of_the_task(train: Command, folder: Path) -> None:
+def test_a_built_in_reward_scores_an_answer_of_the_task(train: Command, folder: Path) -> None:
     out = train("+training.reward_function=mint.rewards:stable_reward", "training.steps=1").out
     assert min(rewards_in(folder / run_directory(out))) == 0.1
 
@@ -210,7 +210,7 @@ def test_samples_are_printed_with_prompt_reward_and_length(train: Command) -> No
     assert out.count("length: 4 tokens") == 3
 
 
-def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(train: Command, folder: Path) -> None:
+def test_ctrl_c_ends_with_130_and_the_same_command_resumes(train: Command, folder: Path) -> None:
     (folder / "interrupting.py").write_text(INTERRUPTING)
     arguments = ["task=custom", "task.adapter=interrupting.py:Interrupting", "training.steps=4"]
     arguments += ["training.save_reward_analysis=true", "training.log_rewards=true"]

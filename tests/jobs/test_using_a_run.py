@@ -1,4 +1,4 @@
-"""After training: a run directory is talked to and taken out, by the name of its folder."""
+"""After training: a run is sampled from and exported by the name of its directory."""
 
 from __future__ import annotations
 

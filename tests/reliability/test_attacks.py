@@ -42,7 +42,7 @@ def sample(raw: RawClient, sampler: str, first: int = 1, **params: Any) -> str:
     return str(answer.json()["request_id"])
 
 
-def test_a_bad_sample_and_a_failed_allocation_harm_nobody(
+def test_a_bad_sample_and_a_failed_allocation_affect_no_other_request(
     own_service: Start, faults: Faults
 ) -> None:
     """They arrive together, since the engine is stopped, and the prefill of all of them fails."""

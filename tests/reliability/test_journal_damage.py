@@ -1,4 +1,4 @@
-"""Damage to a journal, a snapshot or a checkpoint is found, said, and destroys nothing."""
+"""Damage to a journal, a snapshot or a checkpoint is reported, and destroys nothing."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_a_component_that_raises_is_a_failure_and_never_a_zero() -> None:
             reward.score([SAMPLE])
 
 
-def test_gated_pays_only_through_the_gate() -> None:
+def test_gated_counts_a_reward_only_above_the_gate() -> None:
     reward = gated(check_answer, match_format_exactly)
     assert reward.score([SAMPLE])[0] == Score(0.0, {"reward": 1.0, "gate": 0.0})
     right = Sample("The answer is 4.", "", SAMPLE.metadata)

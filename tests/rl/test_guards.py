@@ -95,7 +95,7 @@ def test_every_guard_is_known_to_the_settings_and_tested() -> None:
     assert sorted(guard.__name__ for guard in _GUARDS) == sorted(get_args(Guard)) == sorted(TROUBLE)
 
 
-def test_a_healthy_run_is_left_in_peace() -> None:
+def test_a_healthy_run_has_no_findings() -> None:
     assert after(Guards(RLConfig()), *[{**held(0.5, 0.5)}] * 3) == []
 
 
@@ -180,7 +180,9 @@ def test_a_policy_that_gets_surer_of_what_it_knew_is_no_trouble() -> None:
         ({"groups/all_equal": 8.0}, "same reward above 0"),
     ],
 )
-def test_no_signal_tells_all_right_from_all_wrong(metrics: dict[str, float], said: str) -> None:
+def test_no_signal_distinguishes_all_right_from_all_wrong(
+    metrics: dict[str, float], said: str
+) -> None:
     findings = after(Guards(RLConfig()), {"datums": 0.0, **metrics})
     assert said in str(findings[0])
 

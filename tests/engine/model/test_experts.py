@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers train and sample as linear layers do; what we cannot run is refused."""
+"""Mixture-of-experts layers train and sample as linear layers do; unsupported ones are refused."""
 
 from __future__ import annotations
 

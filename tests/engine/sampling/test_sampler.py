@@ -202,7 +202,7 @@ def test_a_request_that_joins_a_running_batch_gets_what_it_would_get_alone(
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
 
 
-def test_progress_tells_every_token_once_in_order(base_engine: Engine) -> None:
+def test_progress_reports_every_token_once_in_order(base_engine: Engine) -> None:
     request = SampleRequest(PROMPT, 3, 9, seed=2, stop=[], topk_sample_logprobs=2, progress=True)
     base_engine.sample(0, "base", request)
     base_engine.sample(1, "base", SampleRequest(PROMPT, 1, 20, seed=1, stop=[]))

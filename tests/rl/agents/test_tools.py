@@ -1,4 +1,4 @@
-"""Tools: whatever the model asks for, and whatever they do, the model gets an answer."""
+"""Tools: whatever the model calls, and whatever a tool does, the model gets a result."""
 
 from __future__ import annotations
 

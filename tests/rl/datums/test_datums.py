@@ -34,7 +34,7 @@ def test_only_sampled_tokens_carry_weight_logprob_and_advantage() -> None:
     assert list(values(datum, "advantages")) == [0, 0, 2, 2]
 
 
-def test_a_conversation_masks_what_others_said_and_ends_with_the_last_reply() -> None:
+def test_a_conversation_masks_other_messages_and_ends_with_the_last_reply() -> None:
     segment = Segment.of([1, 2], [3, 4], [-0.1, -0.2])
     segment.extend(Segment.of([5, 6], [7], [-0.3]))
     segment.extend(Segment.of([8, 9], [], []))

@@ -1,4 +1,4 @@
-"""Evaluation of checkpoints: the same exam for every one, paid by the truth where there is one."""
+"""Evaluation of checkpoints: the same prompts for each, scored by the holdout reward if any."""
 
 from __future__ import annotations
 
@@ -63,15 +63,13 @@ def test_an_evaluation_is_read_back_from_the_metrics_file(
         assert estimate.low <= estimate.value <= estimate.high
 
 
-def test_evaluation_is_paid_by_the_holdout_reward(
-    client: mint.ServiceClient, settings: Settings
-) -> None:
+def test_evaluation_uses_the_holdout_reward(client: mint.ServiceClient, settings: Settings) -> None:
     cfg = settings(**HELD)
     wanted = Evaluator(Letters(), cfg, client).of(None)
     assert Evaluator(Fooled(), cfg, client).of(None) == wanted
 
 
-def test_an_environment_is_paid_by_its_holdout_reward_after_the_same_conversation(
+def test_an_environment_is_evaluated_by_its_holdout_reward_after_the_same_conversation(
     client: mint.ServiceClient, settings: Settings
 ) -> None:
     class Shop:
@@ -201,7 +199,7 @@ def test_a_resumed_run_leaves_out_the_prompts_of_its_first_evaluation(
     assert [row["holdout/pass@1"] for row in metrics()] == pytest.approx([1, 1, 1 / 3])
 
 
-def test_a_task_without_a_truth_of_its_own_is_paid_by_its_reward() -> None:
+def test_a_task_without_a_holdout_reward_is_evaluated_by_its_reward() -> None:
     letters = Letters()
     assert with_holdout_reward(letters) is letters
 

@@ -256,7 +256,7 @@ class Talk:
         return number / 2
 
 
-def test_the_service_is_examined_on_every_set(client: mint.ServiceClient) -> None:
+def test_a_checkpoint_of_the_service_is_evaluated_on_every_set(client: mint.ServiceClient) -> None:
     cfg = RLConfig(base_model=MODEL, max_tokens=4, eval_samples=2, eval_temperature=1.0)
     found = SetEvaluator(Echo(), cfg).of(client, None)
     assert {name: len(each.prompts) for name, each in found.items()} == {"holdout": 4, "rest": 4}
@@ -270,7 +270,7 @@ def test_the_service_is_examined_on_every_set(client: mint.ServiceClient) -> Non
 
 
 @pytest.mark.parametrize("task", [Echo(), Talk()], ids=["adapter", "environment"])
-def test_a_model_behind_an_endpoint_is_examined(
+def test_a_model_behind_an_endpoint_is_evaluated_on_a_set(
     task: Any, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "tml-rl")
@@ -345,7 +345,7 @@ def test_an_endpoint_that_refuses_says_what_to_check(service: str) -> None:
         asyncio.run(client.sample_async(prompt, 1, params))
 
 
-def test_messages_reach_an_endpoint_as_they_were_said() -> None:
+def test_messages_reach_an_endpoint_unchanged() -> None:
     renderer = Renderer(EndpointTokenizer(), [{"type": "function", "function": {"name": "f"}}])
     tokenizer = EndpointTokenizer()
     start = renderer.start(

@@ -1,4 +1,4 @@
-"""How the models that people use write calls of tools: one row for each form, with its models.
+"""How common models write tool calls: one row for each form, with its models.
 
 The replies are made up; their marks and notations are those of the families' chat templates.
 """

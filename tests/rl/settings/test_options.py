@@ -91,7 +91,7 @@ def test_truncated_importance_takes_the_temperature_out_of_the_ratio(
 
 
 class Hopeless(Letters):
-    """Pays nobody on odd prompts."""
+    """Gives no reward on odd prompts."""
 
     def build_dataset(self) -> list[str]:
         return [f"{i}:" for i in range(8)]
@@ -145,7 +145,7 @@ def test_long_answers_pay_for_the_last_tokens(
         assert rollout.penalty == pytest.approx(-0.5 * max(0, rollout.length - 2) / 2)
 
 
-def test_in_a_conversation_the_longest_reply_pays_not_their_sum(
+def test_overlong_applies_to_the_longest_reply_of_a_conversation(
     client: mint.ServiceClient, settings: Settings
 ) -> None:
     class Talk:

@@ -1,4 +1,4 @@
-"""Whose is whose: another user's objects are as if they were not there."""
+"""Ownership: to a user, objects of other users do not exist."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_beyond_loopback_the_service_does_not_start_without_a_key(tmp_path: Path
     assert "Traceback" not in result.stderr
 
 
-def test_a_port_in_use_is_said_plainly(service: str, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(service: str, tmp_path: Path) -> None:
     port = service.rsplit(":", 1)[1]
     command = [sys.executable, "-m", "mint.cli", "serve", "--port", port, "--home", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)

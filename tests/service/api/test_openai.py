@@ -136,7 +136,7 @@ def test_a_stream_gives_the_same_text_as_the_whole_answer(client: OpenAI) -> Non
     assert chunks > 10
 
 
-def test_a_stream_tells_tokens_as_they_are_sampled(client: OpenAI) -> None:
+def test_a_stream_reports_tokens_as_they_are_sampled(client: OpenAI) -> None:
     """Two answers grow together: the second has begun before the first has ended."""
     stream = client.chat.completions.create(
         model=MODEL, messages=HELLO, max_tokens=40, n=2, seed=7, stream=True, stop=["never this"]
@@ -308,7 +308,7 @@ def test_a_key_reads_only_its_own_checkpoints(keyed_service: KeyedService) -> No
     assert error.value.code == "invalid_api_key"
 
 
-def test_nobody_samples_for_a_client_that_went_away(service: str) -> None:
+def test_sampling_stops_when_the_client_disconnects(service: str) -> None:
     def reading(name: str) -> float:
         lines = httpx.get(f"{service}/metrics").text.splitlines()
         return float(next(line for line in lines if line.startswith(name)).split()[-1])
@@ -388,6 +388,6 @@ def test_a_stream_of_tokens_is_the_text_up_to_the_stop(
     assert given == text[: min(cuts, default=len(text))]
 
 
-def test_the_bytes_of_half_a_character_are_told(tokenizer: ModelTokenizer) -> None:
+def test_the_bytes_of_an_incomplete_character_are_reported(tokenizer: ModelTokenizer) -> None:
     tokens = tokenizer.encode("ö", special=False)
     assert [tokenizer.decode_token_bytes(token) for token in tokens] == [[0xC3], [0xB6]]

@@ -1,4 +1,4 @@
-"""Archives: what comes out goes in again, and nothing gets out of its folder."""
+"""Archives: they can be uploaded again, and nothing is written outside their folder."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def arguments_of(pid: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_engine_is_told_its_precision_and_its_memory(
+def test_an_engine_is_started_with_its_precision_and_memory(
     own_service: Callable[..., LiveService],
 ) -> None:
     [worker] = own_service().worker_pids()
@@ -205,7 +205,7 @@ def test_a_model_that_never_fits_is_refused(own_service: Callable[..., LiveServi
 
 
 @pytest.mark.slow
-def test_an_idle_model_is_unloaded_and_its_run_goes_on(
+def test_an_idle_model_is_unloaded_and_its_run_resumes(
     own_service: Callable[..., LiveService],
 ) -> None:
     service = own_service(model_idle_s=0.2)

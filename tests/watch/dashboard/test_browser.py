@@ -312,7 +312,7 @@ def test_a_sample_is_copied_in_three_ways(browser: Browser, dashboard: Dashboard
     context.close()
 
 
-# ---- everybody ----
+# ---- accessibility ----
 
 
 def test_the_keyboard_is_enough(page: Page, dashboard: Dashboard) -> None:
@@ -394,7 +394,7 @@ def test_every_view_is_for_everybody(page: Page, dashboard: Dashboard) -> None:
     assert {view: each for view, each in found.items() if each} == {}
 
 
-# ---- texts that nobody checked ----
+# ---- untrusted text ----
 
 
 def test_hostile_texts_are_shown_as_texts(page: Page, dashboard: Dashboard) -> None:

@@ -27,7 +27,7 @@ def test_other_machines_need_a_key(tmp_path: Path) -> None:
         watch([str(tmp_path)], host="0.0.0.0", key=None)
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Mistake, match=f"cannot listen on 127.0.0.1:{port}"):

@@ -45,7 +45,7 @@ def test_a_sample_has_everything(first: RunPlace) -> None:
     assert "".join(segment["pieces"]).endswith(row["response"])
 
 
-def test_a_sample_that_is_not_there_is_none(first: RunPlace) -> None:
+def test_a_missing_sample_is_none(first: RunPlace) -> None:
     assert Rollouts(first).sample(3, 99, 0) is None
     assert Rollouts(first).sample(99, 0, 0) is None
 
@@ -124,7 +124,7 @@ def test_a_search_in_turns_gives_each_hit_once(first: RunPlace) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{5000}", "(?=look)"])
-def test_a_pattern_that_is_none_of_RE2_is_refused(first: RunPlace, pattern: str) -> None:
+def test_a_pattern_that_is_invalid_for_RE2_is_refused(first: RunPlace, pattern: str) -> None:
     with pytest.raises(BadFilter, match="regular expression"):
         Rollouts(first).search(Filter(regex=pattern))
 
