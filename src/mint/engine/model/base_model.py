@@ -24,7 +24,7 @@ from mint.engine.model.precision import Precision, choose, f32
 from mint.engine.model.training_kernels import fuse
 
 _LAYERS_WE_RUN = {"full_attention", "sliding_attention"}
-_LARGEST_HALF = 16384.0  # a quarter of float16's range: activations of other prompts are larger
+_LARGEST_HALF = 16384.0  # a quarter of float16's range: other prompts may have larger activations
 _PROBE_TOKENS = 64
 
 

@@ -98,7 +98,7 @@ def _available_bytes() -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the memory that this process takes now, 0 where the system does not tell."""
+    """Return the memory that this process takes now, 0 where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -37,8 +37,8 @@ class Curriculum:
 
     def __init__(self) -> None:
         self.known: dict[str, PromptRecord] = {}
-        self.step = 0  # the last one that was learned from
-        self._before: dict[str, PromptRecord] = {}  # its prompts, as they were known before it
+        self.step = 0  # the last step that was learned from
+        self._before: dict[str, PromptRecord] = {}  # the records of its prompts before it
 
     def record(self, identity: str, success: float) -> None:
         """Add one group's share of right answers."""

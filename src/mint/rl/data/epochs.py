@@ -1,7 +1,7 @@
 """The order of a fixed dataset: every item once before any twice.
 
-What was drawn since the current pass began is kept, and nothing else: a resumed run has the same
-order as one that was not interrupted, however many prompts its steps took in place of others.
+Only the items drawn in the current pass are stored: a resumed run has the same order as one that
+was not interrupted, however many prompts its steps drew to replace others.
 """
 
 import hashlib

@@ -37,7 +37,7 @@ class Item:
 
 
 class NotEnoughData(RuntimeError):
-    """The dataset gave nothing to train on."""
+    """The dataset has nothing to train on."""
 
 
 class Data:
@@ -59,7 +59,7 @@ class Data:
         self.split = Split(fraction, [item.identity for item in self.given])
 
     def _seed(self, *place: object) -> None:
-        """Seed the adapter's random numbers by the place where they are used, and nothing else."""
+        """Seed the adapter's random numbers from nothing but the place where they are used."""
         if self.cfg.seed is not None:
             seed = seed_for(self.cfg.seed, *place)
             random.seed(seed)

@@ -67,9 +67,8 @@ def build_datums(
 ) -> list[types.Datum]:
     """Build the datums of all rollouts with an advantage, one for each context.
 
-    With ``every_answer``, or with ``dro``, whose loss has another term, it is every rollout that
-    counts. Means are over all that count. Groups stay together, so that the service computes a
-    shared prompt once.
+    With ``every_answer``, or ``dro``, whose loss has another term, it is every rollout that counts.
+    Means are over all that count. Groups stay together: the service computes a shared prompt once.
     """
     rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
     weights = token_weights([rollout.length for rollout in rollouts], aggregation, max_tokens)

@@ -301,7 +301,7 @@ class Run:
             raise ending
 
     async def _leave(self) -> None:
-        """After Ctrl-C: keep what was done, unless it is pressed again meanwhile."""
+        """Save completed work after Ctrl-C, unless it is pressed again."""
         if self.done > self.saved_step and not self._half_done:
             self.interruption.answer = "cancel"
             with contextlib.suppress(*INTERRUPTED, mint.APIConnectionError, TimeoutError):

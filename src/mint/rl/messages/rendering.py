@@ -12,7 +12,7 @@ from mint.tokenizer import plain_tokenizer
 
 Message = dict[str, Any]
 _MARK = "MARK0F4B7"  # stands for the model's reply while the template renders what comes after it
-_TEXT = "TEXT0F4B7"  # stands for what a message says, to see whether the template writes it at all
+_TEXT = "TEXT0F4B7"  # stands for a message's content, to check that the template renders it
 _ASKED: Message = {"role": "user", "content": "-"}
 _SAID: Message = {"role": "assistant", "content": _MARK}
 
@@ -25,15 +25,15 @@ def special_tokens(tokenizer: Any) -> frozenset[int]:
 
 
 class TemplateRefused(ValueError):
-    """The model's chat template has no form for a conversation like this."""
+    """The model's chat template cannot render this conversation."""
 
 
 class ToolsNotShown(UserWarning):
-    """The prompt names none of the tools that the model is to call."""
+    """The prompt mentions none of the tools that the model should call."""
 
 
 class Renderer:
-    """Turns messages into tokens, without ever rendering the model's own replies again."""
+    """Turns messages into tokens, without ever re-rendering the model's replies."""
 
     def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> None:
         self.tokenizer = plain_tokenizer(tokenizer)
@@ -160,7 +160,7 @@ class Renderer:
         return str(rendered)
 
     def _encoded(self, text: str, alone: bool = False) -> list[int]:
-        """``alone``: with the tokens that the model wants at the beginning of a plain text."""
+        """``alone``: with the tokens that the model expects at the beginning of plain text."""
         return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=alone)]
 
 

@@ -1,8 +1,8 @@
 """Tool calls in the text of a reply: the forms that open models are trained to write.
 
-Every form begins with a mark of its own, and the mark that comes first in a reply decides how the
-reply is read: what looks like another form, or like a thought, inside the arguments is text. A
-reply without a mark is a call only when it is nothing else.
+Each form begins with its own mark, and the first mark in a reply determines how the reply is
+parsed: whatever looks like another form, or like a thinking block, inside the arguments is text. A
+reply without a mark is a call only if it contains nothing else.
 """
 
 import json
@@ -138,7 +138,7 @@ _BEGUN = re.compile(r'\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parame
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool. One that could not be read says why, and may have no name."""
+    """A tool call. One that could not be parsed says why, and may have no name."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -155,7 +155,7 @@ _NAMELESS = ToolCall("", error="a call needs a name")
 def parse_tool_calls(text: str, thinking: bool = False) -> list[ToolCall]:
     """Return the tool calls of a reply, in order, in any form that ``docs/agents.md`` lists.
 
-    Thoughts have no calls. ``thinking``: the prompt has opened a thought (:func:`opens_thought`).
+    Thinking blocks have no calls. ``thinking``: the prompt opened one (:func:`opens_thought`).
 
     >>> calls = parse_tool_calls('<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>')
     >>> calls[0].name, calls[0].arguments
@@ -212,7 +212,7 @@ def _call_end(text: str, mark: re.Match[str]) -> int:
 
 
 def opens_thought(prompt: str) -> bool:
-    """Return whether a prompt ends inside a thought, as those of some reasoning models do.
+    """Return whether a prompt ends inside a thinking block, as for some reasoning models.
 
     >>> opens_thought("<|im_start|>assistant\\n<think>\\n")
     True

@@ -185,7 +185,7 @@ def by_step(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def failures(rows: Sequence[Row], answers: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the commonest ways to earn less than the best, with examples of the latest steps."""
+    """Return the most common failures, with examples from the latest steps."""
     best = max((row["reward"] for row in rows if row["reward"] is not None), default=0.0)
     worse = [row for row in reversed(rows) if row["reward"] is None or row["reward"] < best]
     kinds = sorted(_by_kind(worse, answers).items(), key=lambda kind: -len(kind[1]))

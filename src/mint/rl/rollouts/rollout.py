@@ -92,7 +92,7 @@ class Rollout:
     text: str
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)  # why a component got its value
+    reasons: dict[str, str] = field(default_factory=dict)  # why a component has its value
     truncated: bool = False
     error: str | None = None
     failures: list[CodeFailure] = field(default_factory=list)  # failures of the reward and of tools

@@ -33,7 +33,7 @@ class Update:
 
 @dataclass
 class Batch:
-    """The groups of a step, or of a part of it, and what became of them."""
+    """The groups of a step, or of a part of it, with the updates trained on them."""
 
     step: int
     groups: list[Group]
