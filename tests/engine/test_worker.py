@@ -111,7 +111,7 @@ def test_user_errors_and_failures_differ_and_leave_the_worker_running(client: Cl
     assert by_id[4].error is None
 
 
-def test_samples_go_on_while_an_operation_trains_in_several_passes(client: Client) -> None:
+def test_samples_continue_while_an_operation_trains_in_several_passes(client: Client) -> None:
     client.receive()
     rng = np.random.default_rng(0)
     data = [Datum(t[:-1], {"target_tokens": t[1:]}) for t in rng.integers(0, 250, (44, 200))]

@@ -58,7 +58,7 @@ def test_a_name_without_a_checkpoint_is_a_user_error(evaluated: Command) -> None
 
 
 @pytest.mark.parametrize("path", ["tinker://no-such-run/weights/final", "tinker://x"])
-def test_a_path_that_the_service_does_not_have_is_a_mistake_in_its_words(
+def test_a_path_unknown_to_the_service_is_reported_with_its_message(
     path: str, evaluated: Command
 ) -> None:
     ended = evaluated(*TASK, f"checkpoint={path}")
@@ -68,7 +68,7 @@ def test_a_path_that_the_service_does_not_have_is_a_mistake_in_its_words(
     assert "Error code" not in ended.err
 
 
-def test_a_mistyped_checkpoint_is_no_setting(evaluated: Command) -> None:
+def test_a_mistyped_checkpoint_argument_is_reported_with_the_right_name(evaluated: Command) -> None:
     ended = evaluated("chekpoint=runs/first")
     assert (ended.code, ended.err) == (
         2,
@@ -76,7 +76,7 @@ def test_a_mistyped_checkpoint_is_no_setting(evaluated: Command) -> None:
     )
 
 
-def test_a_run_that_a_script_made_does_not_say_what_to_evaluate(
+def test_the_run_of_a_script_does_not_say_what_to_evaluate(
     train: Command, evaluated: Command, folder: Path
 ) -> None:
     assert train(*TASK, "training.steps=1", "logging.run_dir=run").code == 0
@@ -87,7 +87,7 @@ def test_a_run_that_a_script_made_does_not_say_what_to_evaluate(
     assert "mint eval checkpoint=tinker://" in ended.err
 
 
-def test_an_experiment_is_no_part_of_a_run_that_was_made(
+def test_an_experiment_cannot_be_added_to_a_run_that_exists(
     train: Command, evaluated: Command
 ) -> None:
     assert train(*TASK, "training.steps=1", "logging.run_dir=run").code == 0

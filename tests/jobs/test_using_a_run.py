@@ -45,7 +45,7 @@ def command(
 
 
 @pytest.mark.slow
-def test_a_run_directory_is_asked_as_it_was_trained_and_exported(
+def test_a_run_directory_is_sampled_as_it_was_trained_and_exported(
     train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = train(*TASK, "logging.run_dir=run", "model.rank=2", 'sampling.stop=["~~"]')

@@ -159,7 +159,7 @@ def test_a_power_failure_changes_no_answer_that_a_replay_would_not_repeat(tmp_pa
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, failure: str) -> None:
+def test_a_checkpoint_appears_complete_or_not_at_all(tmp_path: Path, failure: str) -> None:
     """The second save replaces the first; whichever was acknowledged last is there."""
     lora = {"rank": 4, "seed": 1, "train_unembed": True, "train_mlp": True, "train_attn": True}
     run = RunRow(id=RUN, session_id="s", user="u", base_model="m", lora=lora)

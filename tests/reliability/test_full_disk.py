@@ -145,7 +145,7 @@ def test_writes_that_fail_on_a_full_disk_are_repeated_until_they_succeed(
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_before_a_kill_on_a_full_disk_happens_after_it(
+def test_operations_acknowledged_before_a_kill_on_a_full_disk_are_executed_after_it(
     own_service: Start,
 ) -> None:
     """A disk that always has too little, a run that waits for it, and one that is unloaded."""

@@ -72,7 +72,9 @@ class StalledClient:
         self.task = asyncio.create_task(create_app(local.service)(scope, receive, send))
 
 
-def test_a_stream_that_is_not_read_ends_and_others_go_on(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_stream_that_is_not_read_ends_and_others_continue(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     async def work(local: Local) -> None:
         service = local.service
         service.unsent = unsent = Share(LIMIT)

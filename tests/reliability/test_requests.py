@@ -238,7 +238,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("attack", SHAPES)
-def test_a_shape_that_cannot_be_is_refused(attack: str) -> None:
+def test_an_impossible_shape_is_refused(attack: str) -> None:
     data, shape, crow, col = SHAPES[attack]
     tensor = {"data": data, "dtype": "int64", "shape": shape}
     if crow is not None:
@@ -591,7 +591,9 @@ def test_a_step_of_housekeeping_that_fails_does_not_stop_the_others(
     assert log.stat().st_size == 1024**2
 
 
-def test_silent_sessions_go_after_a_while_and_not_because_of_a_clock(tmp_path: Path) -> None:
+def test_silent_sessions_are_released_after_a_while_and_not_because_of_a_clock(
+    tmp_path: Path,
+) -> None:
     """They must have been due for ``expired_kept_s`` of the time in which a service ran."""
 
     async def work(local: Local) -> list[int]:

@@ -289,7 +289,7 @@ def test_agent_tunix_offers_the_same_names() -> None:
         assert getattr(agent_tunix.rewards, name) is getattr(rewards, name)
 
 
-def test_the_library_imports_no_torch_and_its_front_door_nothing_heavy() -> None:
+def test_the_library_imports_no_torch_and_its_top_level_nothing_heavy() -> None:
     code = (
         "import sys, mint.rewards as r\n"
         "from mint.rewards import RewardBreakdown, compute_reward_breakdown, extract_prediction\n"

@@ -248,7 +248,7 @@ def test_a_finished_run_names_the_weights_to_use(rates: dict[int, float], advice
     assert "holdout" not in judge(rows, status="running").advice
 
 
-def test_of_equal_rates_the_higher_reward_decides_and_an_interval_may_be_missing() -> None:
+def test_in_a_tie_the_higher_reward_decides_and_an_interval_may_be_missing() -> None:
     rows = run(40, rising)
     rows[19] |= {"holdout/pass@1": 0.6, "holdout/reward": 0.6}
     rows[29] |= {"holdout/pass@1": 0.6, "holdout/reward": 0.7}

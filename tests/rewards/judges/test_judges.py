@@ -123,7 +123,7 @@ def test_a_failing_judge_is_a_failure_and_never_a_score(
             reward("5")
 
 
-def test_a_judge_that_is_not_there_is_a_failure() -> None:
+def test_an_unreachable_judge_is_a_failure() -> None:
     reward = JudgeReward(ChatEndpoint("judge", "http://127.0.0.1:9/v1", retries=0), RUBRIC)
     with pytest.raises(RewardFailed, match="Check the address"):
         reward("4")

@@ -116,7 +116,7 @@ def test_a_conversation_that_extends_the_last_one_continues_its_segment(policy: 
 
 
 @pytest.mark.parametrize("change", ["past", "in place", "name", "reply", "shorter"])
-def test_a_conversation_whose_past_was_changed_becomes_several_segments(
+def test_a_conversation_whose_earlier_messages_change_becomes_several_segments(
     policy: Policy, change: str
 ) -> None:
     async def talk(chat: Chat) -> None:
@@ -156,7 +156,7 @@ def test_a_rollout_ends_at_its_turn_limit_and_its_context(policy: Policy) -> Non
         run(talk(Chat(policy, seed=1, context_length=60)))
 
 
-def test_a_reply_that_could_not_be_given_changes_nothing(policy: Policy) -> None:
+def test_a_failed_reply_changes_nothing(policy: Policy) -> None:
     chat, other = Chat(policy, seed=1, context_length=40), Chat(policy, seed=1)
     for each in (chat, other):
         each.user("ab")

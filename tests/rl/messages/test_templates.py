@@ -291,7 +291,7 @@ def test_the_results_of_several_calls_carry_their_calls_ids_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_mark_that_ended_a_reply_is_no_part_of_its_text(name: str) -> None:
+def test_the_mark_that_ended_a_reply_is_not_part_of_its_text(name: str) -> None:
     family = FAMILIES[name]
     chat, _ = begun(family.tokenizer(), (f"Four.{family.ends[1]}", "stop"))
     chat.user("Two and two?")

@@ -23,7 +23,7 @@ def scored(value: Any, weights: dict[str, float] | None = None) -> Rollout:
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, "good", "0.5", ZeroDivisionError("x"), [1.0]]
 )
-def test_what_is_not_a_number_is_no_reward(value: Any) -> None:
+def test_only_numbers_are_rewards(value: Any) -> None:
     rollout = scored(value)
     assert rollout.reward is None
     assert rollout.error

@@ -106,7 +106,7 @@ def test_a_service_killed_in_the_middle_of_a_step_costs_that_step_and_no_more(
 
 
 @pytest.mark.slow
-def test_a_service_that_comes_back_in_time_costs_nothing(
+def test_a_service_that_returns_in_time_loses_nothing(
     own_service: Start, settings: Settings, tmp_path: Path
 ) -> None:
     first = own_service()

@@ -124,7 +124,7 @@ def test_the_environment_can_say_none_and_a_new_line() -> None:
         ),
     ],
 )
-def test_a_mistake_fails_where_it_is_typed_and_says_what_would_be_right(
+def test_an_invalid_setting_fails_where_it_is_assigned_and_says_what_is_valid(
     settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):

@@ -300,7 +300,7 @@ def test_a_prompt_that_the_service_refuses_never_kills_the_step(
     assert "RequestFailedError" in rows[0]["error"]
 
 
-def test_the_curriculum_leaves_what_is_solved_or_hopeless_and_shows_its_pools(
+def test_the_curriculum_drops_solved_and_hopeless_prompts_and_shows_its_pools(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, capsys: Any
 ) -> None:
     class HalfSolved(Letters):

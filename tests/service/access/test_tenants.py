@@ -82,7 +82,7 @@ def test_a_port_in_use_is_reported(service: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no/such-model"])
-def test_a_model_that_is_not_there_stops_the_start(tmp_path: Path, name: str) -> None:
+def test_a_missing_model_stops_the_start(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", "mint.cli", "serve", "--port", "0", "--model", name]
     result = subprocess.run(
         [*command, "--home", str(tmp_path)],

@@ -196,7 +196,7 @@ BAD_NUMBERS = [float("nan"), float("inf"), float("-inf"), 1e400]
 
 @pytest.mark.parametrize("value", BAD_NUMBERS)
 @pytest.mark.parametrize("field", ["temperature", "top_p"])
-def test_a_sampling_parameter_that_is_no_number_is_refused_at_once(
+def test_a_sampling_parameter_that_is_not_a_number_is_refused_at_once(
     raw: RawClient, shared: dict[str, str], field: str, value: float
 ) -> None:
     answer = post_sample(raw, shared, {field: value})

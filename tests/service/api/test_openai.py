@@ -62,7 +62,7 @@ def test_models_are_base_models_and_own_samplers(client: OpenAI, sampler_path: s
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-def test_an_unknown_model_is_not_found_and_the_text_says_where_was_looked(client: OpenAI) -> None:
+def test_an_unknown_model_is_not_found_and_the_message_lists_the_places(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="no/such-model", messages=HELLO)
     assert error.value.code == "model_not_found"
@@ -73,7 +73,7 @@ def test_an_unknown_model_is_not_found_and_the_text_says_where_was_looked(client
 
 
 @pytest.mark.parametrize("path", ["tinker://x:train:0/sampler_weights/a", "tinker://nonsense"])
-def test_a_checkpoint_that_is_not_there_is_not_found(client: OpenAI, path: str) -> None:
+def test_a_missing_checkpoint_is_not_found(client: OpenAI, path: str) -> None:
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model=path, prompt="Hello")
 
@@ -283,7 +283,7 @@ def test_nulls_and_neutral_values_ask_for_nothing(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": 3}'])
-def test_a_body_that_is_no_request_is_a_bad_request(client: OpenAI, body: bytes) -> None:
+def test_a_body_that_is_not_a_request_is_a_bad_request(client: OpenAI, body: bytes) -> None:
     answer = httpx.post(f"{client.base_url}completions", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]

@@ -208,7 +208,7 @@ def test_an_invalid_search_is_refused(
         assert found.status_code in (200, 400, 422), odd
 
 
-def test_a_session_of_another_is_unknown(ada: RawClient, eve: RawClient) -> None:
+def test_a_session_of_another_user_is_unknown(ada: RawClient, eve: RawClient) -> None:
     session = ada.session()
     assert eve.http.put(f"/sessions/{session}/project", json={"project_id": "x"}).status_code == 404
     assert eve.http.get(f"/sessions/{session}/trace_export").status_code == 404

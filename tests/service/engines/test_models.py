@@ -38,7 +38,7 @@ def sampler_of(raw: RawClient, model: str, session: str, number: int) -> str:
 
 
 @pytest.mark.slow
-def test_models_take_turns_in_a_small_memory_and_runs_come_back_as_they_were(
+def test_models_take_turns_in_a_small_memory_and_runs_are_restored(
     own_service: Callable[..., LiveService], tiny_model: Path, other_model: Path
 ) -> None:
     service = own_service(aliases={MODEL: tiny_model, OTHER: other_model}, memory_gb=0.6)

@@ -43,7 +43,7 @@ def undisturbed(raw: RawClient, steps: int) -> object:
 
 
 @SLOWLY_BOTH
-def test_a_killed_engine_comes_back_with_the_run(own_service: Start) -> None:
+def test_a_killed_engine_restarts_with_its_run(own_service: Start) -> None:
     service = own_service()
     raw = RawClient(service.base_url)
     expected = undisturbed(raw, 3)

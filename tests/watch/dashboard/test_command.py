@@ -17,7 +17,7 @@ from mint.watch.dashboard.run_index import DEMO, RunIndex
 from mint.watch.dashboard.server import list_runs
 
 
-def test_a_folder_that_is_not_there_leads_to_the_demo(tmp_path: Path) -> None:
+def test_a_missing_folder_suggests_the_demo(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="mint watch --demo"):
         watch([str(tmp_path / "nothing")])
 

@@ -192,7 +192,7 @@ def test_a_directory_of_the_first_format_opens(tmp_path: Path) -> None:
 # ---- what is not trusted ----
 
 
-def test_a_file_that_is_no_parquet_is_a_message_not_a_crash(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_a_message_not_a_crash(tmp_path: Path) -> None:
     run = generate(tmp_path / "r", steps=2, groups=1, answers=1)
     (run / "rollouts" / "000002.parquet").write_bytes(b"PAR1 nonsense PAR1")
     rollouts = Rollouts(place_of(tmp_path))

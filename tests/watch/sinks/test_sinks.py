@@ -161,6 +161,6 @@ def test_a_sink_that_falls_too_far_behind_is_switched_off() -> None:
     sink.answer.set()
 
 
-def test_a_name_that_is_no_sink_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_sink_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a sink"):
         open_sink("tensorbord", tmp_path, {})
