@@ -32,6 +32,20 @@ def sample(engine: Engine, sampler_id: str, *requests: SampleRequest) -> list[Sa
     return [results[ticket] for ticket in range(len(requests))]
 
 
+def check_batching(engine: Engine, names: list[str], request: SampleRequest) -> None:
+    """Sample a request from each of these samplers alone, then from all at once; compare."""
+    alone = [sample(engine, name, request)[0] for name in names]
+    for ticket, name in enumerate(names):
+        engine.sample(ticket, name, request)
+    together = {}
+    while not engine.sampling.is_idle:
+        together |= {job.ticket: job.result() for job in engine.sampling.step()}
+    for ticket, want in enumerate(alone):
+        for one, other in zip(want.sequences, together[ticket].sequences, strict=True):
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
+
+
 def ids(text: str) -> np.ndarray:
     """Token ids for a text: any numbers of the vocabulary do."""
     return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
