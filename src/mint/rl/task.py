@@ -69,7 +69,7 @@ def overrides(adapter: Any, name: str) -> bool:
 
 
 def identify(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:
-    """The name of a sample in the curriculum and in the split: the same in every process."""
+    """Return the name of a sample in the curriculum and in the split: the same in every process."""
     own = adapter.identity(sample) if hasattr(adapter, "identity") else None
     if own is None:
         own = json.dumps(prompt) if prompt is not None else _as_text(sample)

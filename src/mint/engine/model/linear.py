@@ -383,7 +383,7 @@ def replace_layers(
 
 
 def _weight(layer: nn.Module) -> Tensor:
-    """The weight of a linear layer as [out, in]."""
+    """Return the weight of a linear layer as [out, in]."""
     weight: Tensor = layer.weight.detach()  # type: ignore[operator]
     return weight.T if isinstance(layer, Conv1D) else weight
 

@@ -289,7 +289,7 @@ class LoraTrainer:
         return result
 
     def optim_step(self, params: AdamSettings) -> dict[str, float]:
-        """One AdamW step on the accumulated gradient, which is then cleared.
+        """Run one AdamW step on the accumulated gradient, which is then cleared.
 
         When it fails, or would make a number NaN or infinite, weights, optimizer and gradient stay
         as they were.

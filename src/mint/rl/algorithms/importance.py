@@ -84,5 +84,5 @@ def mismatch_figures(differences: Array) -> dict[str, float]:
 
 
 def entropy(logprobs: Sequence[float]) -> float:
-    """The policy's entropy per token, estimated from the tokens that it sampled: mean of -log p."""
+    """Return the policy's entropy per token, estimated as the mean of -log p of its samples."""
     return float(-np.mean(np.asarray(logprobs, dtype=np.float64))) if len(logprobs) else 0.0

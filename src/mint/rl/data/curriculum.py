@@ -62,7 +62,7 @@ class Curriculum:
         return {f"curriculum/{pool}": float(count) for pool, count in now.items()}
 
     def as_of(self, step: int) -> Curriculum:
-        """A copy, as it was after a step: the last one, or the one before it."""
+        """Return a copy, as it was after a step: the last one, or the one before it."""
         past = Curriculum()
         known = self.known if step >= self.step else {**self.known, **self._before}
         past.known = {name: replace(progress) for name, progress in known.items()}

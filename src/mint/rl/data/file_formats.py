@@ -85,7 +85,7 @@ def _read_file(path: Path) -> list[Row]:
 
 
 def _decoded(path: Path) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark."""
+    """Return the text of a file in UTF-8, with or without a byte order mark."""
     content = path.read_bytes()
     if content[:2] in _UTF_16:
         raise DataError(

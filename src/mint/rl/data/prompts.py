@@ -245,7 +245,7 @@ class Draw:
         self._queue = iter(()) if data.epochs is not None else data.stream(step, curriculum)
 
     def batch(self, count: int) -> list[Item]:
-        """The step's prompts: the first ``count`` items, fewer when the dataset is smaller."""
+        """Return the step's prompts: the first ``count`` items, or fewer of a smaller dataset."""
         if self.data.epochs is not None:
             taken = self._next(self.data.epochs, count)
         else:

@@ -46,7 +46,7 @@ def make_datum(
 
 
 def _kept_tokens(kept: Sequence[Kept]) -> types.TensorData:
-    """The tokens that each target was chosen from, [N, K]; -1 fills up."""
+    """Return the tokens that each target was chosen from, [N, K]; -1 fills up."""
     width = max(len(each) for each in kept)
     rows = [token for each in kept for token in (*each, *[-1] * (width - len(each)))]
     return types.TensorData(data=rows, dtype="int64", shape=[len(kept), width])

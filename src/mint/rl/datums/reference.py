@@ -83,7 +83,7 @@ def _segment(datum: types.Datum) -> Segment:
 
 
 def kl_metrics(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
-    """The KL of the policy to the reference whose logprobs the datums have."""
+    """Return the KL of the policy to the reference whose logprobs the datums have."""
     return kl_figures(trained_pairs(datums, trainer_D_T, "reference_logprobs"))
 
 
@@ -97,7 +97,7 @@ async def score_by_version(clients: Clients, segment: Segment) -> Array:
 
 
 async def score(client: mint.SamplingClient, segment: Segment) -> Array:
-    """The logprobs, at temperature 1, of a segment's sampled tokens under another model."""
+    """Return the logprobs, at temperature 1, of a segment's sampled tokens under another model."""
     found = await client.compute_logprobs_async(types.ModelInput.from_ints(segment.tokens))
     chosen = [logprob for logprob, sampled in zip(found, segment.sampled, strict=True) if sampled]
     known = [logprob for logprob in chosen if logprob is not None]

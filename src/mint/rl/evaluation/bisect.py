@@ -43,7 +43,7 @@ class PastRun:
         self.cfg = RLConfig(**{name: config[name] for name in config if name != "task"})
 
     def points(self) -> list[Point]:
-        """Every step that has a checkpoint or an evaluation, from the start to the last."""
+        """Return every step that has a checkpoint or an evaluation, from the start to the last."""
         kept = self._reader.state().get("checkpoints", [])
         found = {0: self.cfg.start_from, **{each["step"]: each["path"] for each in kept}}
         evaluations = evaluations_in(self._reader.metrics())

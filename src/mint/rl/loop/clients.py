@@ -50,7 +50,7 @@ async def training_client(
 
 
 async def reference(service: mint.ServiceClient, cfg: RLConfig) -> Reference | None:
-    """The model that the policy is compared with, when the settings want one."""
+    """Return the model that the policy is compared with, when the settings want one."""
     if not cfg.measures_kl:
         return None
     began = cfg.start_from or "base"

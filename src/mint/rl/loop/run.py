@@ -144,7 +144,7 @@ class Run:
     # ---- what a loop calls ----
 
     def steps(self) -> Iterator[int]:
-        """The steps that are still to be done. Ctrl-C during a step ends them."""
+        """Yield the steps that are still to be done. Ctrl-C during a step ends them."""
         while self.done < self.cfg.steps:
             self.interruption.check()
             yield self.done + 1

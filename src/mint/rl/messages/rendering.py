@@ -41,7 +41,7 @@ class Renderer:
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
 
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation up to where the model replies."""
+        """Return the tokens of a conversation up to where the model replies."""
         self._check_shown([], messages)
         text = self._text(messages)
         self._warn_of_hidden_tools(text)
@@ -165,7 +165,7 @@ class Renderer:
 
 
 def _id(call: ToolCall, index: int) -> str:
-    """The call's own id, or one of nine letters and digits, as some templates want."""
+    """Return the call's own id, or one of nine letters and digits, as some templates want."""
     return call.id or f"call{index:05}"
 
 

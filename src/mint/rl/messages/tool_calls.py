@@ -328,7 +328,7 @@ _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 
 
 def _read(piece: str) -> list[ToolCall]:
-    """The calls inside a wrapper, which models fill in different ways."""
+    """Return the calls inside a wrapper, which models fill in different ways."""
     if piece.startswith("<function="):
         return _functions(piece)
     if _INVOKED.match(piece):
@@ -371,7 +371,7 @@ def _braced(piece: str) -> list[ToolCall]:
 
 
 def _only_calls(text: str) -> list[ToolCall]:
-    """The calls of a reply that is nothing else, if all of them can be read."""
+    """Return the calls of a reply that is nothing else, if all of them can be read."""
     calls = _bare(text.strip())
     return [] if any(call.error for call in calls) else calls
 

@@ -213,7 +213,7 @@ def _example(row: Row, answers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _curves(metrics: Sequence[Row]) -> dict[str, list[list[float]]]:
-    """The series of a run that a report draws."""
+    """Return the series of a run that a report draws."""
     names = ("reward/mean", "reward/success", "holdout/pass@1", "length/mean", "length/truncated")
     found = {}
     for name in names:

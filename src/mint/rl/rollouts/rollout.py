@@ -211,6 +211,6 @@ class Group:
         return "all_wrong" if max(rewards) <= 0.0 else "all_equal"
 
     def success(self, threshold: float) -> float:
-        """The share of right answers among those that were scored."""
+        """Return the share of right answers among those that were scored."""
         rewards = self.rewards
         return sum(reward >= threshold for reward in rewards) / len(rewards) if rewards else 0.0

@@ -43,7 +43,7 @@ class Collector:
     async def groups(
         self, policy: Policy, items: Sequence[Item], step: int, size: int, round_: str = ""
     ) -> list[Group]:
-        """One group for every item, all in flight at once."""
+        """Sample one group for every item, all in flight at once."""
         tasks = [
             asyncio.ensure_future(self.group(policy, item, step, size, f"{round_}{index}"))
             for index, item in enumerate(items)
