@@ -15,7 +15,7 @@ from mint.rl.rollouts.rollout import Group
 Masks = dict[Tokens, NDArray[np.bool_]]  # which tokens of each answer were sampled
 Index = Mapping[tuple[int, int], Sequence[int]]
 """Which answers contain a pair of neighbouring tokens: single tokens coincide too often."""
-_RARE = 64  # a pair of tokens in at most this many answers identifies the answer of a datum
+_RARE = 64  # a pair of tokens in more answers does not help to find the answer of a datum
 
 
 def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:
