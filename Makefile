@@ -2,10 +2,10 @@
 # make demo      an RL run that learns, on a real language model, on this machine
 # make test-fast the engine, pure logic and one shared service, in little more than a minute
 # make test      the tests, without the slow ones
-# make test-slow     the tests that take more than ten seconds each, with the next two
-# make test-wheel        only: wheel and sdist, tried in an environment without the clone
+# make test-slow     the tests that take more than ten seconds each, including the next two
+# make test-wheel        only: wheel and sdist, in an environment without the clone
 # make test-first-hour   only: what a new user does in the first hour, with the wheel
-# make test-all  both: the tests and the slow ones
+# make test-all  make test and make test-slow in one run
 # make check     what a change must pass: ruff, mypy and all tests
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: rewrite its contract

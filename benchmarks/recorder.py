@@ -76,7 +76,7 @@ def main() -> None:
     cost, used = statistics.median(seconds), statistics.median(busy)
     sampled = asked.rollouts * asked.answer
     print(f"{asked.rollouts} rollouts of {asked.prompt} + {asked.answer} tokens a step")
-    print(f"the loop waits for {1000 * statistics.median(waited):.2f} ms, then it goes on")
+    print(f"the loop waits for {1000 * statistics.median(waited):.2f} ms per step")
     print(f"a step is on disk after {1000 * cost:.1f} ms, at most {1000 * max(seconds):.1f} ms")
     print(f"recording takes {1000 * used:.1f} ms of CPU time, in a thread")
     print(f"saving the state: {1000 * state:.1f} ms; reading a step: {1000 * read:.1f} ms")

@@ -1,12 +1,11 @@
-"""Teach a task's own solutions first, and let RL begin from there: a cold start.
+"""Train on solved problems of a task first, so that RL has something to start from: a cold start.
 
     python demos/cold_start.py +experiment=countdown
     mint train +experiment=countdown model.start_from=tinker://...
 
-RL learns from groups of answers of which some are better than others. Where the model answers every
-question of a task in one way, as by adding the numbers of countdown, there are few such groups, and
-soon none. A few hundred solved problems show it the other ways, so that RL has something to choose
-from.
+RL learns from groups in which some answers are better than others. If the model approaches every
+problem the same way, for example by adding all the numbers in countdown, there are few such groups,
+and soon none. A few hundred solved problems show it other approaches, which gives RL a choice.
 
 The arguments are those of `mint train`. The task's samples must have a solution in
 `metadata["answer"]`, as those of reasoning-gym do. Problems that the run will hold out are left out
@@ -15,8 +14,8 @@ variables:
 
     MINT_SFT_EXAMPLES   512     solved problems
     MINT_SFT_EPOCHS     3       passes over them
-    MINT_SFT_BATCH      16      examples of a step
-    MINT_SFT_LR         5e-4    falls linearly to zero
+    MINT_SFT_BATCH      16      examples per step
+    MINT_SFT_LR         5e-4    decays linearly to zero
 
 Names end in their dimensions: D datums.
 """
@@ -44,7 +43,7 @@ LEARNING_RATE = float(os.environ.get("MINT_SFT_LR", "5e-4"))
 
 
 def solutions(adapter: Any, tokenizer: Any, cfg: RLConfig) -> list[types.Datum]:
-    """Different problems that the run does not hold out, each with its solution."""
+    """Return solved problems, all different, none of them held out by the run."""
     split, found = Split(cfg.holdout_fraction), dict[str, types.Datum]()
     random.seed(f"cold start {cfg.seed}")
     while len(found) < EXAMPLES:
@@ -57,7 +56,7 @@ def solutions(adapter: Any, tokenizer: Any, cfg: RLConfig) -> list[types.Datum]:
 
 
 def datum(prompt: list[int], solution: str, tokenizer: Any) -> types.Datum:
-    """A solution and the line's end. The tokens of the prompt have weight 0: they are given."""
+    """Return a datum of a prompt, its solution and a newline. Prompt tokens have weight 0."""
     answer = tokenizer.encode(f" {solution}\n", add_special_tokens=False)
     full = prompt + answer
     return types.Datum(

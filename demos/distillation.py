@@ -1,26 +1,26 @@
-"""On-policy distillation: the student writes, the teacher says how likely it finds each token.
+"""On-policy distillation: the student samples, and the teacher scores every token.
 
     python demos/distillation.py
 
-Here the student completes "The capital of Peru is" and talks on; the teacher is the same base model
-with three examples in its prompt, names the city and stops. The student is to do so without the
-examples: context distillation, which moves a prompt into the weights. The student samples, both
-score the sampled tokens, and log p_teacher - log p_student of a token is its advantage. On average
-that is minus the reverse KL. So this is RL with a reward for every token, on the very texts that
-the student would write, and it needs no right answers: they only measure.
+Asked to complete "The capital of Peru is", the base model names the city and keeps writing. With
+three examples in its prompt, the same model names the city and stops. The student learns to do so
+without the examples: this is context distillation, which moves a prompt into the weights. The
+student samples, both models score the sampled tokens, and log p_teacher - log p_student is the
+advantage of a token. Its mean is minus the reverse KL. So this is RL with a reward for every token,
+on texts that the student itself writes. It needs no gold answers; here they only measure progress.
 
-Any model of the service with the student's tokenizer can teach: make `teacher` a sampling client of
-a larger model or of a trained checkpoint, and give it the prompt that it needs.
+Any model on the service with the student's tokenizer can be the teacher: make `teacher` a sampling
+client of a larger model or of a trained checkpoint, with the prompt that it needs.
 
 Without MINT_BASE_URL it starts a service on this machine. Settings are environment variables:
 
     MINT_BASE_MODEL      Qwen/Qwen3-0.6B   teacher and student
     MINT_LORA_RANK       16
     MINT_DISTILL_STEPS   10
-    MINT_DISTILL_BATCH   16                countries of a step
+    MINT_DISTILL_BATCH   16                countries per step
     MINT_DISTILL_GROUP   4                 answers to each
     MINT_DISTILL_LR      1e-4
-    MINT_DISTILL_EVAL    20                held-out countries, asked before and after
+    MINT_DISTILL_EVAL    20                held-out countries, evaluated before and after
 
 Names end in their dimensions: P prompts of a step, D sampled answers, T tokens of an answer.
 """
@@ -60,7 +60,7 @@ SEEDS = random.Random(0)
 
 
 class Problem(NamedTuple):
-    """A sentence to complete, as the student sees it and as the teacher does."""
+    """A sentence to complete: the answer, and the prompts of the student and the teacher."""
 
     answer: str
     student: list[int]
@@ -73,7 +73,7 @@ Answer = tuple[Problem, types.SampledSequence]
 def sample(
     client: mint.SamplingClient, prompts_P: list[list[int]], count: int, temperature: float
 ) -> list[list[types.SampledSequence]]:
-    """Answers to every prompt, all in flight at once."""
+    """Sample answers to every prompt, all in flight at once."""
     futures_P = []
     for prompt in prompts_P:
         seed = SEEDS.getrandbits(31)
@@ -83,7 +83,7 @@ def sample(
 
 
 def accuracy(client: mint.SamplingClient, prompts: list[list[int]], answers: list[str]) -> str:
-    """How often the most likely text is the city and nothing else."""
+    """Report how often the greedy answer is the city and nothing else."""
     decode = client.get_tokenizer().decode
     texts = [decode(group[0].tokens) for group in sample(client, prompts, 1, 0.0)]
     right = sum(text == answer for text, answer in zip(texts, answers, strict=True))
@@ -93,7 +93,7 @@ def accuracy(client: mint.SamplingClient, prompts: list[list[int]], answers: lis
 def train(
     student: mint.TrainingClient, teacher: mint.SamplingClient, answers_D: list[Answer]
 ) -> float:
-    """A token is as good as the teacher likes it better than the student. Returns the KL."""
+    """Compute gradients with log p_teacher - log p_student as the advantage. Return the KL."""
     scored_D = [
         teacher.compute_logprobs(types.ModelInput.from_ints([*problem.teacher, *answer.tokens]))
         for problem, answer in answers_D

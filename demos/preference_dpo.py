@@ -1,23 +1,23 @@
-"""Learn from comparisons: DPO, with a loss that is written here and trained on the service.
+"""Learn from comparisons: DPO, with a loss defined in this script and trained on the service.
 
     python demos/preference_dpo.py
 
-The model answers every question several times, and of two answers one is preferred: here the one in
-plainer words (fewer letters per word), because that can be measured, and so can the success. With
-people or a judge to compare the answers nothing else changes. DPO needs no reward. It makes the
-chosen answer likelier than the rejected one, measured from where the base model stood.
+The model answers every question several times, and of each two answers one is preferred: here the
+one in plainer words (fewer letters per word), because that makes success easy to measure. With
+people or a judge to compare the answers, nothing else changes. DPO needs no reward: it makes the
+chosen answer more likely than the rejected one, relative to the base model.
 
-`forward_backward_custom` needs no DPO on the service: it fetches the logprobs, calls `dpo_loss` in
-this process, and sends the gradient of every logprob back.
+The service does not need to know DPO: `forward_backward_custom` fetches the logprobs, calls
+`dpo_loss` in this process, and sends back the gradient of every logprob.
 
 Without MINT_BASE_URL it starts a service on this machine. Settings are environment variables:
 
     MINT_BASE_MODEL   Qwen/Qwen3-0.6B
     MINT_LORA_RANK    16
     MINT_DPO_STEPS    8
-    MINT_DPO_BATCH    12                pairs of a step
+    MINT_DPO_BATCH    12                pairs per step
     MINT_DPO_LR       5e-5
-    MINT_DPO_BETA     0.1               the lower, the further it may go from the base model
+    MINT_DPO_BETA     0.1               lower values allow a larger distance from the base model
 
 Names end in their dimensions: Q questions, G answers to one of them, N pairs.
 """
@@ -53,7 +53,7 @@ SUBJECTS = (
 
 
 class Pair(NamedTuple):
-    """Two answers, and by how much the base model finds the chosen one likelier."""
+    """Two answers, and how much more likely the chosen one is under the base model."""
 
     chosen: types.Datum
     rejected: types.Datum
@@ -66,7 +66,7 @@ def letters_per_word(text: str) -> float:
 
 
 def answers_to(client: mint.SamplingClient, prompts_Q: list[list[int]]) -> list[list[list[int]]]:
-    """Several answers to every question, all in flight at once."""
+    """Sample several answers to every question, all in flight at once."""
     futures_Q = []
     for seed, prompt in enumerate(prompts_Q):
         params = types.SamplingParams(max_tokens=24, temperature=1.0, seed=seed)
@@ -74,7 +74,7 @@ def answers_to(client: mint.SamplingClient, prompts_Q: list[list[int]]) -> list[
     return [[list(answer.tokens) for answer in f.result().sequences] for f in futures_Q]
 
 
-def datum_of(prompt: list[int], answer: list[int]) -> types.Datum:
+def make_datum(prompt: list[int], answer: list[int]) -> types.Datum:
     full, prefix = prompt + answer, len(prompt) - 1
     weights = [0.0] * prefix + [1.0] * len(answer)
     return types.Datum(
@@ -83,8 +83,8 @@ def datum_of(prompt: list[int], answer: list[int]) -> types.Datum:
     )
 
 
-def pairs_of(base: mint.SamplingClient, prompts_Q: list[list[int]], decode: Any) -> list[Pair]:
-    """The two plainest answers to a question against the two least plain ones."""
+def make_pairs(base: mint.SamplingClient, prompts_Q: list[list[int]], decode: Any) -> list[Pair]:
+    """Pair the two plainest answers to each question with the two least plain ones."""
     compared_N = []
     for prompt, answers_G in zip(prompts_Q, answers_to(base, prompts_Q), strict=True):
         ranked = sorted(answers_G, key=lambda tokens: letters_per_word(decode(tokens)))
@@ -96,29 +96,29 @@ def pairs_of(base: mint.SamplingClient, prompts_Q: list[list[int]], decode: Any)
     pairs_N = []
     for (prompt, chosen, rejected), (better, worse) in zip(compared_N, futures_N, strict=True):
         reference = sum(better.result()[-len(chosen) :]) - sum(worse.result()[-len(rejected) :])
-        pairs_N.append(Pair(datum_of(prompt, chosen), datum_of(prompt, rejected), reference))
+        pairs_N.append(Pair(make_datum(prompt, chosen), make_datum(prompt, rejected), reference))
     return pairs_N
 
 
-def datums_of(pairs_N: list[Pair]) -> list[types.Datum]:
+def flatten(pairs_N: list[Pair]) -> list[types.Datum]:
     return [datum for pair in pairs_N for datum in (pair.chosen, pair.rejected)]
 
 
 def margins(pairs_N: list[Pair], logprobs: list[torch.Tensor]) -> torch.Tensor:
-    """How much more the policy prefers each chosen answer than the base model does."""
-    weights = [datum.loss_fn_inputs["weights"].to_torch() for datum in datums_of(pairs_N)]
+    """Return how much more the policy prefers each chosen answer than the base model does."""
+    weights = [datum.loss_fn_inputs["weights"].to_torch() for datum in flatten(pairs_N)]
     totals = torch.stack([(w * lp).sum() for w, lp in zip(weights, logprobs, strict=True)])
     return totals[0::2] - totals[1::2] - torch.tensor([pair.reference for pair in pairs_N])
 
 
 def dpo_loss(pairs_N: list[Pair], data: Any, logprobs: list[torch.Tensor]) -> tuple[Any, Any]:
-    """-log sigmoid(beta * margin), and the margin as a metric."""
+    """Return -log sigmoid(beta * margin), and the mean margin as a metric."""
     margins_N = margins(pairs_N, logprobs)
     return -logsigmoid(BETA * margins_N).mean(), {"margin": margins_N.mean().item()}
 
 
 def describe(when: str, client: mint.SamplingClient, prompts_Q: list[list[int]]) -> None:
-    """What was preferred, measured on new answers to the held-out questions."""
+    """Print the mean letters per word of new answers to the held-out questions."""
     decode = client.get_tokenizer().decode
     texts = [decode(answer) for answers_G in answers_to(client, prompts_Q) for answer in answers_G]
     mean = sum(map(letters_per_word, texts)) / len(texts)
@@ -133,7 +133,7 @@ def main() -> None:
     render = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
     questions = [f"Tell me about {subject}." for subject in SUBJECTS.split()]
     prompts = [render([{"role": "user", "content": question}]) for question in questions]
-    pairs = pairs_of(base, prompts, tokenizer.decode)
+    pairs = make_pairs(base, prompts, tokenizer.decode)
     held_out, training = pairs[: 2 * HELD_OUT], pairs[2 * HELD_OUT :]
     describe("Before", base, prompts[:HELD_OUT])
 
@@ -141,7 +141,7 @@ def main() -> None:
     for step in range(1, STEPS + 1):
         pairs_N = random.Random(step).sample(training, BATCH)
         loss_fn = partial(dpo_loss, pairs_N)
-        metrics = client.forward_backward_custom(datums_of(pairs_N), loss_fn).result().metrics
+        metrics = client.forward_backward_custom(flatten(pairs_N), loss_fn).result().metrics
         client.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
         record.step({"loss": metrics["loss:sum"], "margin": metrics["margin"]})
         print(
@@ -149,7 +149,7 @@ def main() -> None:
             flush=True,
         )
 
-    outputs = client.forward(datums_of(held_out), "cross_entropy").result().loss_fn_outputs
+    outputs = client.forward(flatten(held_out), "cross_entropy").result().loss_fn_outputs
     new = margins(held_out, [output["logprobs"].to_torch() for output in outputs])
     right = (new > 0).float().mean()
     print(

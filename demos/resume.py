@@ -3,16 +3,16 @@
     python demos/resume.py
 
 The script is demos/rl/adapters/verifiable_math.py, and it has no code for resuming: `run_grpo`
-keeps a run directory and checkpoints, and the same command resumes from them. It is run
-  - once to its end, to compare with;
-  - once until it has reported MINT_RESUME_KILL_AFTER steps, and then killed (SIGKILL: it cannot
-    save anything any more). Without MINT_BASE_URL its service dies with it;
-  - once more, exactly as before.
+keeps a run directory and checkpoints, and the same command resumes from them. It runs three times:
+  - to the end, for comparison;
+  - until it has reported MINT_RESUME_KILL_AFTER steps, when it is killed (by SIGKILL, so it cannot
+    save anything). Without MINT_BASE_URL its service dies with it;
+  - again, with the same command.
 The interrupted run has the steps, prompts, answers and metrics of the uninterrupted one, up
 to rounding: answers are computed in batches as requests arrive, which changes the last bits of a
-logprob and, once in a while, a sampled token. Two uninterrupted runs differ in the same way.
+logprob and, occasionally, a sampled token. Two uninterrupted runs differ in the same way.
 
-Settings are environment variables: those of the script (docs/rl.md), with these defaults here:
+Settings are environment variables: those of the script (docs/rl.md), with these defaults:
 
     MINT_RL_STEPS              6
     MINT_RL_CHECKPOINT_EVERY   2
@@ -37,7 +37,7 @@ KILL_AFTER = int(os.environ.get("MINT_RESUME_KILL_AFTER", "3"))
 
 
 def train(run_dir: Path, kill_after: int | None = None) -> None:
-    """Run the script, and kill it when it has reported so many steps."""
+    """Run the script; with ``kill_after``, kill it when it has reported that step."""
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT)],
         env={**DEFAULTS, **os.environ, "MINT_RL_RUN_DIR": str(run_dir)},
@@ -55,7 +55,7 @@ def train(run_dir: Path, kill_after: int | None = None) -> None:
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """What was measured at each step, but for how long it took."""
+    """Return the metrics of each step, except times."""
     rows = read_rows(run_dir / METRICS)
     return [{k: v for k, v in row.items() if k.partition("/")[0] != "time"} for row in rows]
 

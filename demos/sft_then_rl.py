@@ -1,11 +1,11 @@
-"""Show the form first, then let the model find out what works: SFT, then RL.
+"""Teach the format of an answer with SFT, then improve the answers with RL.
 
     python demos/sft_then_rl.py
 
-RL can only prefer what the model already does now and then. Here an answer counts only in brackets,
-as in [12], which the base model never writes: every reward is 0, all answers of a group are equal,
-and there is nothing to learn from. A handful of demonstrations teach the form; from that checkpoint
-on there are better and worse answers, and GRPO takes over.
+RL can only reinforce what the model already does now and then. Here an answer counts only in
+brackets, as in [12], which the base model never writes: every reward is 0, all answers of a group
+are equal, and there is nothing to learn from. A few demonstrations teach the format. From that
+checkpoint on, some answers are better than others, and GRPO has a signal.
 
 Without MINT_BASE_URL it starts a service on this machine. Settings are environment variables: those
 of RL are in docs/rl.md (MINT_BASE_MODEL, MINT_LORA_RANK, MINT_RL_STEPS, ...), and
@@ -13,7 +13,7 @@ of RL are in docs/rl.md (MINT_BASE_MODEL, MINT_LORA_RANK, MINT_RL_STEPS, ...), a
     MINT_SFT_STEPS   8      passes over the demonstrations
     MINT_SFT_DEMOS   16     demonstrations
     MINT_SFT_LR      1e-4
-    MINT_SFT_EVAL    64     held-out problems, asked before, after SFT, and after RL
+    MINT_SFT_EVAL    64     held-out problems, evaluated before, after SFT, and after RL
 
 Names end in their dimensions: P problems.
 """
@@ -39,7 +39,7 @@ Problem = tuple[int, int]
 
 
 class SumsAdapter(RLAdapter):
-    """Sums, and a reward for the right number in the right form."""
+    """Sums, with a reward for the right number in the right format."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -66,7 +66,7 @@ def rates(rewards: list[float]) -> str:
 
 
 def demonstration(task: SumsAdapter, problem: Problem, tokenizer: Any) -> types.Datum:
-    """What should be written. The question's tokens have weight 0: they are not to be learned."""
+    """Return a datum of a problem and its answer. The question's tokens have weight 0."""
     prompt = task.make_prompt(problem, tokenizer)
     answer = tokenizer.encode(f"[{sum(problem)}]", add_special_tokens=False)
     full, prefix = prompt + answer, len(prompt) - 1
@@ -97,7 +97,7 @@ def evaluate(
     problems_P: list[Problem],
     cfg: RLConfig,
 ) -> None:
-    """The most likely answer to every held-out problem."""
+    """Evaluate the greedy answers to the held-out problems."""
     tokenizer = client.get_tokenizer()
     greedy = types.SamplingParams(max_tokens=cfg.max_tokens, temperature=0.0, stop=list(cfg.stop))
     futures_P = [

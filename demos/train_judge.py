@@ -3,23 +3,23 @@
     python demos/train_judge.py
     MINT_JUDGE_MODEL=tinker://... python demos/rl/adapters/preference_chat.py
 
-A model that was never trained to judge has little to say about two answers, a small one nothing.
-Here it learns to: it reads a question with two answers, and the verdict "A" or "B" is trained with
-cross-entropy, in both orders, so that the place of an answer tells it nothing. The judge is a LoRA
-adapter on the service like any other, and `preference_chat.py` asks it in the same words.
+A model that was not trained to judge is poor at comparing answers, and a small one is useless. Here
+it is trained: it reads a question with two answers, and learns the verdict "A" or "B" with
+cross-entropy, in both orders, so that the position of an answer carries no information. The judge
+is a LoRA adapter on the service like any other, and `preference_chat.py` uses the same prompt.
 
-The comparisons would come from people. Here answers of a small model, in rl/questions.jsonl, are
-compared by a rule, `wanted` in preference_chat.py: a short, finished sentence on the subject is
-better than an answer that is not, than a good answer to another question, and than its own first
-words. Because the rule is known, it can be seen whether the judge learned it, and later whether the
-policy did. To use your own comparisons, put them in place of `comparisons`.
+In practice, people would make the comparisons. Here answers of a small model, in
+rl/questions.jsonl, are compared by a rule, `wanted` in preference_chat.py: a short, complete
+sentence on the subject is better than any other answer, than a good answer to another question, and
+than its own first words. Because the rule is known, we can measure whether the judge has learned
+it, and later whether the policy has. To use your own comparisons, replace `comparisons`.
 
 Without MINT_BASE_URL it starts a service on this machine. Settings are environment variables:
 
     MINT_BASE_MODEL    Qwen/Qwen3-0.6B
     MINT_LORA_RANK     16
     MINT_JUDGE_STEPS   45
-    MINT_JUDGE_BATCH   8                pairs of a step
+    MINT_JUDGE_BATCH   8                pairs per step
     MINT_JUDGE_LR      1e-4
     MINT_JUDGE_EVAL    48               held-out pairs, judged before and after
 
@@ -51,7 +51,7 @@ EVAL = int(os.environ.get("MINT_JUDGE_EVAL", "48"))
 
 
 class Pair(NamedTuple):
-    """Two answers to a question, of which one is better."""
+    """A better and a worse answer to one question."""
 
     question: str
     better: str
@@ -59,7 +59,7 @@ class Pair(NamedTuple):
 
 
 def comparisons(asked: list[Question]) -> list[Pair]:
-    """Good answers against bad ones to the same question, good ones to others, and mere stubs."""
+    """Pair good answers with bad ones, with good ones to other questions, and with stubs."""
     draw, pairs = random.Random(0), []
     good = {question: [a for a in question.answers if wanted(a, question)] for question in asked}
     for question in asked:
@@ -73,8 +73,8 @@ def comparisons(asked: list[Question]) -> list[Pair]:
     return draw.sample(pairs, len(pairs))
 
 
-def datums_of(pair: Pair, tokenizer: Any) -> list[types.Datum]:
-    """The right verdict in both orders. Only its token is learned."""
+def make_datums(pair: Pair, tokenizer: Any) -> list[types.Datum]:
+    """Return datums of the right verdict in both orders. Only the verdict has a weight."""
     first, _ = verdicts(pair.question, pair.better, pair.worse, tokenizer)
     _, second = verdicts(pair.question, pair.worse, pair.better, tokenizer)
     return [
@@ -90,7 +90,7 @@ def datums_of(pair: Pair, tokenizer: Any) -> list[types.Datum]:
 
 
 async def accuracy(judge: Judge, pairs_N: list[Pair]) -> str:
-    """How often the judge prefers the better answer, and how sure it is of that."""
+    """Report how often the judge prefers the better answer, and with what confidence."""
     sure_N = await asyncio.gather(*(judge.prefers(*pair) for pair in pairs_N))
     right = sum(sure > 0.5 for sure in sure_N) / len(pairs_N)
     mean = sum(sure_N) / len(pairs_N)
@@ -108,7 +108,7 @@ def main() -> None:
     record = mint.watch.record("runs/judge", config={"steps": STEPS})
     for step in range(1, STEPS + 1):
         pairs_N = random.Random(step).sample(training, BATCH)
-        datums_D = [datum for pair in pairs_N for datum in datums_of(pair, tokenizer)]
+        datums_D = [datum for pair in pairs_N for datum in make_datums(pair, tokenizer)]
         trained = client.forward_backward(datums_D, "cross_entropy")
         client.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
         loss = trained.result().metrics["loss:sum"] / len(datums_D)

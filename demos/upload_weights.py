@@ -48,7 +48,7 @@ MINT = [sys.executable, "-m", "mint.cli"]
 
 @contextmanager
 def service(variable: str, home: Path) -> Iterator[str]:
-    """The URL in a variable, or that of a service that lives as long as it is needed."""
+    """Yield the URL in a variable, or that of a service that runs during the ``with`` block."""
     if url := os.environ.get(variable):
         yield url
         return
@@ -63,21 +63,21 @@ def service(variable: str, home: Path) -> Iterator[str]:
 
 
 def command(*arguments: str) -> str:
-    """What a `mint` command prints."""
+    """Run a `mint` command, and return what it prints."""
     print(f"$ mint {' '.join(arguments)}", flush=True)
     return subprocess.check_output([*MINT, *arguments], text=True).strip()
 
 
 def unpack_adapter(archive: Path, folder: Path) -> None:
-    """The two files of a PEFT folder, out of a checkpoint's archive."""
+    """Unpack the two files of a PEFT folder from a checkpoint's archive."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as packed:
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             (folder / name).write_bytes(packed.extractfile(name).read())
 
 
-class Lesson:
-    """One text to learn by heart."""
+class Memorisation:
+    """A training client that memorises one text."""
 
     def __init__(self, client: mint.TrainingClient) -> None:
         self.client = client
@@ -107,10 +107,10 @@ def main() -> None:
         service("MINT_UPLOAD_URL", Path(name, "second")) as second,
     ):
         here, there = mint.ServiceClient(base_url=first), mint.ServiceClient(base_url=second)
-        lesson = Lesson(here.create_lora_training_client(BASE_MODEL, rank=LORA_RANK, seed=0))
-        lesson.train("First service")
-        path = lesson.client.save_state(name="halfway").result().path
-        expected = lesson.logprobs()
+        original = Memorisation(here.create_lora_training_client(BASE_MODEL, LORA_RANK, seed=0))
+        original.train("First service")
+        path = original.client.save_state(name="halfway").result().path
+        expected = original.logprobs()
 
         archive, adapter = Path(name, "halfway.tar.gz"), Path(name, "adapter")
         command("checkpoints", "download", path, "--output", str(archive), "--url", first)
@@ -118,12 +118,12 @@ def main() -> None:
         moved = command("checkpoints", "upload", str(archive), "--url", second)
         weights = command("checkpoints", "upload", str(adapter), "--url", second)
 
-        resumed = Lesson(there.create_training_client_from_state_with_optimizer(moved))
-        restarted = Lesson(there.create_training_client_from_state(weights))
+        resumed = Memorisation(there.create_training_client_from_state_with_optimizer(moved))
+        restarted = Memorisation(there.create_training_client_from_state(weights))
         for what, uploaded in (("archive", resumed), ("folder", restarted)):
             same = uploaded.logprobs() == expected
             print(f"Logprobs from the {what}: {'bit-equal' if same else 'DIFFERENT'}", flush=True)
-        stayed = lesson.train("First service, continued")
+        stayed = original.train("First service, continued")
         went = resumed.train("Second service, from the archive")
         restarted.train("Second service, from the folder")
         print(f"The run that moved is {'the same' if stayed == went else 'NOT the same'}.")

@@ -55,7 +55,7 @@ Setting = TypeVar("Setting", int, float, str)
 
 
 def setting(name: str, default: Setting) -> Setting:
-    """An environment variable, as the type of its default."""
+    """Read an environment variable, converted to the type of its default."""
     text = os.environ.get(name) or str(default)
     try:
         return type(default)(text)
@@ -101,19 +101,19 @@ class Problem:
 
     @property
     def operands(self) -> frozenset[int]:
-        """What makes two problems the same: 3 + 5 is 5 + 3."""
+        """What identifies a problem: 3 + 5 and 5 + 3 are the same."""
         return frozenset((self.a, self.b))
 
 
 class Problems:
-    """Draws problems at random, and never one that was set aside."""
+    """Draws problems at random, but none that is held out."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.set_aside: set[frozenset[int]] = set()
 
     def draw(self) -> Problem:
-        """A problem for training."""
+        """Draw a problem for training."""
         while True:
             problem = Problem(
                 self.random.randint(0, MAX_OPERAND), self.random.randint(0, MAX_OPERAND)
@@ -122,7 +122,7 @@ class Problems:
                 return problem
 
     def hold_out(self, count: int) -> list[Problem]:
-        """Different problems that no later draw will give."""
+        """Draw different problems, which no later draw returns."""
         possible = (MAX_OPERAND + 1) * (MAX_OPERAND + 2) // 2
         if count and len(self.set_aside) + count > possible // 2:
             sys.exit(
@@ -142,9 +142,9 @@ class Problems:
 #     format_reward     0.2          there is an integer
 #     distance_reward   0.0 to 0.5   it is close to the answer
 #     exact_bonus       0.3          it is the answer
-# It is a plain function of a text and a number. Write your own in its place.
+# It is a plain function of a string and a number. Replace it with your own.
 
-# ---- Sampling: every question of a step is asked at once ----
+# ---- Sampling: all questions of a step are in flight at once ----
 
 
 def ask(
@@ -154,7 +154,7 @@ def ask(
     temperature: float,
     label: str,
 ) -> list[list[types.SampledSequence]]:
-    """Answers to every prompt, a group for each."""
+    """Sample a group of answers to every prompt, all in flight at once."""
     futures_P = [
         sampling_client.sample(
             prompt=types.ModelInput.from_ints(tokens=prompt_tokens),
@@ -185,20 +185,20 @@ def wait_for(futures: list[Future[Any]], label: str) -> None:
 
 @contextmanager
 def working(label: str) -> Iterator[None]:
-    """Say what takes its time."""
+    """Show a label while some work is in progress."""
     if not console.is_terminal:
         print(label, flush=True)
     with console.status(label):
         yield
 
 
-# ---- Training: an answer that is better than its group's mean is made more likely ----
+# ---- Training: answers better than the mean of their group are made more likely ----
 
 
-def datum_of(
+def make_datum(
     prompt_tokens: list[int], sequence: types.SampledSequence, advantage: float
 ) -> types.Datum:
-    """One answer to train on: its tokens, how likely they were, and how good the answer was."""
+    """Return a datum of one answer: its tokens, their sampling logprobs, and its advantage."""
     tokens_T = list(sequence.tokens)
     logprobs_T = list(sequence.logprobs or [])
     if len(logprobs_T) != len(tokens_T):
@@ -219,10 +219,10 @@ def datum_of(
     )
 
 
-def rollout_of(
+def make_rollout(
     problem: Problem, answer: str, breakdown: RewardBreakdown, advantage: float
 ) -> dict[str, Any]:
-    """One answer to read later."""
+    """Return one answer as a row of the run directory."""
     return {
         "prompt": problem.question,
         "response": answer,
@@ -232,7 +232,7 @@ def rollout_of(
     }
 
 
-# ---- The record: numbers to read now, and to draw later ----
+# ---- The record: scores, and a plot of them ----
 
 
 @dataclass(frozen=True)
@@ -260,14 +260,14 @@ class Scores:
 
 
 class Record:
-    """Keeps every step's numbers in metrics.jsonl, and draws them, when asked to."""
+    """Keeps the scores of every step; with MINT_CUSTOM_REWARD_CURVE, writes and plots them."""
 
     def __init__(self, curve: str) -> None:
         self.curve = Path(curve) if curve else None
         self.rows: list[dict[str, Any]] = []
         if self.curve:
             try:
-                import matplotlib  # noqa: F401 - better to miss it now than after the training
+                import matplotlib  # noqa: F401 - fail now rather than after training
             except ImportError:
                 sys.exit("MINT_CUSTOM_REWARD_CURVE needs matplotlib: pip install 'mint[demo]'")
             self.curve.parent.mkdir(parents=True, exist_ok=True)
@@ -279,14 +279,14 @@ class Record:
         return self.curve.with_name("metrics.jsonl")
 
     def add(self, kind: str, step: int, scores: Scores, **more: float) -> None:
-        """Note the scores of a training step, or of an evaluation after that many steps."""
+        """Record the scores of a training step, or of an evaluation after that many steps."""
         self.rows.append({"kind": kind, "step": step, **vars(scores), **more})
         if self.curve:
             with self.metrics.open("a") as file:
                 file.write(json.dumps(self.rows[-1]) + "\n")
 
     def draw(self) -> None:
-        """Write the picture."""
+        """Write the plot."""
         if not self.curve:
             return
         import matplotlib
@@ -343,15 +343,15 @@ def main() -> None:
         )
         tokenizer = training_client.get_tokenizer()
 
-    def prompts_of(problems_P: list[Problem]) -> list[list[int]]:
+    def encode_prompts(problems_P: list[Problem]) -> list[list[int]]:
         return [tokenizer.encode(examples + problem.question) for problem in problems_P]
 
     def score(problem: Problem, sequence: types.SampledSequence) -> RewardBreakdown:
         return compute_reward_breakdown(tokenizer.decode(sequence.tokens), problem.answer)
 
     def evaluate(when: str, step: int, sampling_client: mint.SamplingClient) -> Scores:
-        """The most likely answer to every held-out question."""
-        groups_P = ask(sampling_client, prompts_of(held_out), 1, 0.0, f"{when} training")
+        """Evaluate the greedy answers to the held-out questions."""
+        groups_P = ask(sampling_client, encode_prompts(held_out), 1, 0.0, f"{when} training")
         scores = Scores.of(
             [score(p, group[0]) for p, group in zip(held_out, groups_P, strict=True)]
         )
@@ -377,7 +377,7 @@ def main() -> None:
         sampling_client = training_client.save_weights_and_get_sampling_client(name=f"step-{step}")
 
         problems_P = [problems.draw() for _ in range(BATCH)]
-        prompts_P = prompts_of(problems_P)
+        prompts_P = encode_prompts(problems_P)
         groups_P = ask(sampling_client, prompts_P, GROUP, TEMPERATURE, label)
 
         breakdowns: list[RewardBreakdown] = []
@@ -393,15 +393,15 @@ def main() -> None:
             advantages = [reward - mean_reward for reward in group_rewards]
             answers_G = [tokenizer.decode(sequence.tokens) for sequence in sequences_G]
             rollouts += [
-                rollout_of(problem, answer, breakdown, advantage)
+                make_rollout(problem, answer, breakdown, advantage)
                 for answer, breakdown, advantage in zip(
                     answers_G, breakdowns_G, advantages, strict=True
                 )
             ]
             if not any(advantages):
-                continue  # all answers are equally good: nothing to prefer
+                continue  # all answers are equally good: no signal
             training_datums += [
-                datum_of(prompt_tokens, sequence, advantage)
+                make_datum(prompt_tokens, sequence, advantage)
                 for sequence, advantage in zip(sequences_G, advantages, strict=True)
             ]
 

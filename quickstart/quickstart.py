@@ -46,7 +46,7 @@ Setting = TypeVar("Setting", int, float, str)
 
 
 def setting(name: str, default: Setting) -> Setting:
-    """An environment variable, as the type of its default."""
+    """Read an environment variable, converted to the type of its default."""
     text = os.environ.get(name) or str(default)
     try:
         return type(default)(text)
@@ -73,7 +73,7 @@ console = Console()
 
 @contextmanager
 def working(label: str) -> Iterator[None]:
-    """Say what takes its time."""
+    """Show a label while some work is in progress."""
     if not console.is_terminal:
         print(label, flush=True)
     with console.status(label):
@@ -81,13 +81,13 @@ def working(label: str) -> Iterator[None]:
 
 
 def draw_problem(rng: random.Random) -> tuple[str, int]:
-    """A question and its answer, from the same two numbers."""
+    """Draw a question and its answer."""
     a, b = rng.randint(0, MAX_OPERAND), rng.randint(0, MAX_OPERAND)
     return f"Q: What is {a} + {b}?\nA:", a + b
 
 
 def extract_answer(text: str) -> int | None:
-    """The first integer of an answer, if there is one."""
+    """Return the first integer of an answer, or None."""
     match = re.search(r"-?\d+", text)
     return int(match.group()) if match else None
 
@@ -121,7 +121,7 @@ def train_supervised(
         datums = [sft_datum(tokenizer, *draw_problem(rng)) for _ in range(SFT_BATCH)]
         tokens = sum(sum(datum.loss_fn_inputs["weights"].data) for datum in datums)
         with working(f"{label}: training on {len(datums)} examples"):
-            # Both are under way at once: the service runs them in this order.
+            # Both are in flight at once: the service runs them in this order.
             result = training_client.forward_backward(datums, loss_fn="cross_entropy")
             update = training_client.optim_step(types.AdamParams(learning_rate=SFT_LR))
             loss = result.result().metrics["loss:sum"] / tokens
@@ -130,7 +130,7 @@ def train_supervised(
         print(f"{label} loss_per_token={loss:.3f}", flush=True)
 
 
-# ---- 2. Reinforcement: make answers more likely that are better than their group's mean ----
+# ---- 2. Reinforcement: make answers better than the mean of their group more likely ----
 
 
 def train_reinforced(
@@ -172,13 +172,13 @@ def train_reinforced(
                 reward = 1.0 if extract_answer(txt) == gold_answer else 0.0
                 g_rewards.append(reward)
                 g_responses.append(list(seq.tokens))
-                g_logprobs.append(logprobs_of(seq))
+                g_logprobs.append(read_logprobs(seq))
                 rollouts.append({"prompt": question, "response": txt, "reward": reward})
             rewards += g_rewards
             mean_r = sum(g_rewards) / len(g_rewards)
             advs = [r - mean_r for r in g_rewards]
             if not any(advs):
-                continue  # all right or all wrong: nothing to prefer
+                continue  # all right or all wrong: no signal
             for resp_tok, lp, adv in zip(g_responses, g_logprobs, advs, strict=True):
                 full = prompt_tokens + resp_tok
                 prefix = len(prompt_tokens) - 1
@@ -205,8 +205,8 @@ def train_reinforced(
         print(f"{label} accuracy={accuracy:.1%} datums={len(datums)}", flush=True)
 
 
-def logprobs_of(seq: types.SampledSequence) -> list[float]:
-    """How likely each token was when it was sampled. Zeros in their place would train on noise."""
+def read_logprobs(seq: types.SampledSequence) -> list[float]:
+    """Return the sampling logprobs. Zeros in their place would train on noise."""
     if seq.logprobs is None or len(seq.logprobs) != len(seq.tokens):
         raise RuntimeError("The service sent an answer without a logprob for each of its tokens.")
     return list(seq.logprobs)

@@ -32,7 +32,7 @@ is_there() { # PACKAGE
   eval "$check" > /dev/null 2>&1
 }
 
-give_up() { # one line; an error only where tests must not be skipped
+skip_or_fail() { # one line; an error only where tests must not be skipped
   echo "system_packages.sh: $1" >&2
   if [ "${CI:-}" = true ]; then exit 1; else exit 0; fi
 }
@@ -53,13 +53,13 @@ for package in "${wanted[@]}"; do is_there "$package" || missing+=("$package"); 
 
 install="apt-get install --no-install-recommends ${missing[*]}"
 command -v apt-get > /dev/null ||
-  give_up "missing: ${missing[*]} (Debian's names). Install them with this system's package manager."
+  skip_or_fail "missing: ${missing[*]} (Debian's names). Install them with this system's package manager."
 if [ "$(id -u)" -eq 0 ]; then
   as_root=()
 elif command -v sudo > /dev/null && { [ -t 0 ] || sudo -n true 2> /dev/null; }; then
   as_root=(sudo)
 else
-  give_up "missing: ${missing[*]}. As root, type: $install"
+  skip_or_fail "missing: ${missing[*]}. As root, type: $install"
 fi
 
 echo "Installing Debian packages:"
@@ -69,4 +69,4 @@ trap 'rm -f "$log"' EXIT
 run() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive "$@" > "$log" 2>&1; }
 # shellcheck disable=SC2086  # the words of the command
 { run apt-get update -qq && run $install --yes -qq; } ||
-  { cat "$log" >&2; give_up "the packages could not be installed (see above). Type: $install"; }
+  { cat "$log" >&2; skip_or_fail "the packages could not be installed (see above). Type: $install"; }

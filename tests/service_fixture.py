@@ -1,4 +1,4 @@
-"""A live service as tests see it: a real process, spoken to over HTTP."""
+"""A live service for tests: a real process, reached over HTTP."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("*.md", "docs/*.md", "demos/**/*.md", "benchmarks/*.md", "quickstart/**/*.md")
+DOCUMENTED = ("src/**/*.py", "demos/**/*.py", "quickstart/**/*.py", "tests/**/*.py")
 PROGRAMS = ("src/**/*.py", "quickstart/**/*.py", "demos/**/*.py", "conf/**/*.yaml")
 AVOIDED = {
     r"somebody to (train|stay)": "create the training client and the KL reference",
@@ -72,12 +73,14 @@ def messages() -> Iterator[tuple[str, str]]:
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
+    """The docstrings of the code, the demos and the tests, and the names of tests as sentences."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for path in sorted(ROOT.glob("src/**/*.py")):
+    for path in sorted(file for pattern in DOCUMENTED for file in ROOT.glob(pattern)):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, kinds) and (text := ast.get_docstring(node)) is not None:
-                name = getattr(node, "name", "")
-                yield f"{path.relative_to(ROOT)} {name}", re.sub(r"\s+", " ", text)
+            if isinstance(node, kinds):
+                name, text = getattr(node, "name", ""), ast.get_docstring(node) or ""
+                sentence = name.replace("_", " ") if name.startswith("test_") else ""
+                yield f"{path.relative_to(ROOT)} {name}", re.sub(r"\s+", " ", f"{sentence}. {text}")
 
 
 def _piece(value: ast.expr) -> str:

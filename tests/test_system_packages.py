@@ -47,7 +47,7 @@ def run(machine: Path, *arguments: str, **variables: str) -> tuple[int, str, str
     return done.returncode, done.stdout, done.stderr
 
 
-def test_nothing_is_said_when_all_is_there(machine: Path) -> None:
+def test_nothing_is_printed_when_all_packages_are_installed(machine: Path) -> None:
     assert run(machine, *INSTALLED) == (0, "", "")
     assert not (machine / "asked").exists()
 

@@ -2,7 +2,7 @@
 
 It gets what is fastest for it: no logprobs, one left-padded batch, logits of the answers alone,
 the micro-batch that a trial finds best. ``merged`` samples with the adapter merged into the
-weights, which costs nothing a token and must be done anew after every update; that is not timed.
+weights, which costs nothing a token and must be repeated after every update; that is not timed.
 """
 
 from __future__ import annotations

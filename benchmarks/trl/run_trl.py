@@ -85,7 +85,7 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def load(folder: str, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The model, which is told that an answer ends at a newline."""
+    """Load the model, with a newline as an end token."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, *stop_tokens(tokenizer)]
     return model

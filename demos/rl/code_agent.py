@@ -1,13 +1,12 @@
-"""A code agent: it reads files, edits them, runs the tests in the sandbox, and is paid by others.
+"""A code agent that reads and edits files, runs tests in the sandbox, and must pass hidden tests.
 
     python demos/rl/code_agent.py
 
-Each task is a small project with a defect. The agent sees its files and its own tests; what it is
-paid by are tests that it never sees, so that special cases for the visible ones do not pay. The
-project lives in a dict, and is only ever run inside the sandbox.
+Each task is a small project with a defect. The agent sees the files and some tests. Its reward
+comes from other tests, so that special-casing the visible ones does not help. The project is a
+dict, and its code runs only inside the sandbox.
 
-The reward is per turn: the share of hidden tests that an edit has won or lost. A turn that only
-looks costs a little.
+The reward is per turn: the change in the share of hidden tests that pass, minus a small cost.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Repair:
-    """A project with a defect, tests that are shown, and tests that decide."""
+    """A project with a defect, the tests that the agent sees, and the hidden tests."""
 
     name: str
     files: dict[str, str]
@@ -74,8 +73,8 @@ TASKS = [
 
 
 def as_program(files: dict[str, str], modules: list[str]) -> str:
-    """One program that writes the project to the sandbox's own folder, and has what is in some of
-    its modules."""
+    """Return a program that writes the project to a folder of the sandbox, and imports all names
+    of some modules."""
     imports = "".join(f"from {module} import *\n" for module in modules)
     return (
         "import json, sys, tempfile\nfrom pathlib import Path\n"
@@ -101,12 +100,12 @@ class Project:
         return self.runner.run(program, [read_test(test) for test in tests])
 
     def score(self) -> float:
-        """The share of hidden tests that pass."""
+        """Return the share of hidden tests that pass."""
         results = self.passed(self.task.hidden)
         return sum(result.passed for result in results) / len(results)
 
     def tools(self) -> list[Tool]:
-        """The tools of this rollout: they know its files, and no others."""
+        """Return the tools of this rollout, which work on its files only."""
 
         def list_files() -> str:
             """List the files of the project."""
@@ -128,8 +127,8 @@ class Project:
         def run_tests() -> str:
             """Run the tests of the project."""
             results = self.passed(self.task.shown)
-            told = [f"failed: {result.error}" for result in results if not result.passed]
-            return "\n".join(told) or "all tests pass"
+            failed = [f"failed: {result.error}" for result in results if not result.passed]
+            return "\n".join(failed) or "all tests pass"
 
         return [tool(each) for each in (list_files, read_file, write_file, run_tests)]
 

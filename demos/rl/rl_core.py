@@ -1,8 +1,8 @@
-"""GRPO in one page: sample, score, compare, train.
+"""GRPO on one page: sample, score, compare, train.
 
-A language model answers each question several times. A reward function says how good each answer
-is. An answer that is better than the others to the same question is made more likely, a worse one
-less likely. The code below does exactly this.
+A language model answers each question several times. A reward function scores each answer. Answers
+that score above the mean of their question are made more likely, and those below it less likely.
+The code below does exactly this.
 
 A task is an `RLAdapter`: where questions come from, how they are asked, how an answer is scored.
 
@@ -77,29 +77,29 @@ async def grpo(run: Run) -> None:
         queue.fill(batches=min(max(1, cfg.max_staleness), cfg.steps - step + 1))
         batch = await sample(queue, step)
 
-        # 2. Compare. Where all answers are equally good there is nothing to prefer. With
-        #    kl_penalty_coef, an answer pays for being unlikely under the reference.
+        # 2. Compare. A group whose answers are all equally good has no signal. With
+        #    kl_penalty_coef, the KL to the reference is subtracted from an answer's reward.
         await penalise(batch, run.reference)
         groups_P = with_signal(batch.groups, cfg)
         rewards_P_G = [[rollout.total for rollout in group.counted] for group in groups_P]
         set_advantages(groups_P, advantages(rewards_P_G, cfg.advantage))
 
-        # 3. Train. A datum is the tokens of a prompt and an answer, how likely each token of the
-        #    answer was when it was sampled, and how good the answer was. Tokens of the prompt have
-        #    no weight. The task may edit the datums.
+        # 3. Train. A datum is the tokens of a prompt and an answer, with the logprob that each
+        #    token of the answer had when it was sampled, and its advantage. Tokens of the prompt
+        #    have no weight. The task may edit the datums.
         datums_D = build_datums(groups_P, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
         datums_D = run.edit_datums(batch, datums_D)
-        queue.fill(batches=min(cfg.max_staleness, cfg.steps - step))  # sampled meanwhile
+        queue.fill(batches=min(cfg.max_staleness, cfg.steps - step))  # sampled during training
         rate = learning_rate_at(cfg, step)
         batch.updates += [await train(client, datums_D, cfg, rate, run.reference, batch.policy)]
 
-        # 4. Write down: metrics, every rollout, what looks wrong, and a checkpoint now and then.
-        #    The adapter's evaluate() says how the step went.
+        # 4. Record metrics, every rollout and the findings of the guards, save a checkpoint if
+        #    one is due, and call the adapter's evaluate().
         await run.record([batch])
 
 
 def set_advantages(groups_P: list[Group], advantages_P_G: list[list[float]]) -> None:
-    """Tell every answer how much better it was than its group."""
+    """Give every counted answer its advantage over its group."""
     for group, advantages_G in zip(groups_P, advantages_P_G, strict=True):
         for rollout, advantage in zip(group.counted, advantages_G, strict=True):
             rollout.advantage = advantage

@@ -1,13 +1,13 @@
-"""Train on an environment that was written for the `verifiers` package, as it is.
+"""Train on an unmodified environment of the `verifiers` package.
 
     python demos/rl/verifiers_bridge.py [NAME]
 
-NAME is `sums` or `shop`, both in demos/rl/environments, or that of an installed environment. It is
-one for `pip install 'verifiers<0.4'`: a dataset, turns, a rubric. Later versions have others.
+NAME is `sums` or `shop`, both in demos/rl/environments, or the name of an installed environment. It
+needs `pip install 'verifiers<0.4'`; later versions have a different kind of environment.
 
-Such an environment asks a client for what the model says. Here the client is `chat`, which keeps
-the very tokens that were sampled. What the environment says is read by the model and never trained
-on. The environment decides when a conversation ends, and its rubric what it was worth.
+Such an environment asks a client for the model's replies. Here the client is `chat`, which keeps
+the exact tokens that were sampled. Messages of the environment are never trained on. The
+environment decides when a conversation ends, and its rubric computes the reward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mint.rl import Chat, ContextFull, Reply, TurnLimit, parse_tool_calls
 
 
 class ChatClient(vf.Client):
-    """The policy, as an environment of verifiers sees it."""
+    """The client through which an environment of verifiers reaches the policy."""
 
     def setup_client(self, config: vf.ClientConfig) -> Chat:
         raise TypeError("A ChatClient is created from a chat, not from a configuration.")
@@ -38,7 +38,7 @@ class ChatClient(vf.Client):
         return {"type": "function", "function": fields}
 
     async def to_native_prompt(self, messages: vf.Messages) -> tuple[list[dict[str, str]], dict]:
-        return [{"role": m["role"], "content": text_of(m)} for m in messages], {}
+        return [{"role": m["role"], "content": as_text(m)} for m in messages], {}
 
     async def get_native_response(
         self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any
@@ -53,7 +53,7 @@ class ChatClient(vf.Client):
             raise vf.OverlongPromptError(str(error)) from error
 
     async def raise_from_native_response(self, response: Reply) -> None:
-        """Whatever the model wrote is an answer, even nothing."""
+        """Accept every reply of the model, also an empty one."""
 
     async def from_native_response(self, response: Reply) -> vf.Response:
         turn = f"turn-{self.client.turns}"
@@ -70,11 +70,11 @@ class ChatClient(vf.Client):
         return vf.Response(id=turn, created=0, model="policy", message=message)
 
     async def close(self) -> None:
-        """The chat ends with its rollout."""
+        """Do nothing: the chat ends with its rollout."""
 
 
-def text_of(message: vf.Message) -> str:
-    """What a message says. Tool calls that an example has beside its text become text too."""
+def as_text(message: vf.Message) -> str:
+    """Return the text of a message, with an example's separate tool calls written out."""
     text = message.get("content") or ""
     if not isinstance(text, str):
         if any(part["type"] != "text" for part in text):
@@ -86,7 +86,7 @@ def text_of(message: vf.Message) -> str:
 
 
 class VerifiersEnvironment:
-    """An environment of verifiers, as `run_grpo` takes it."""
+    """An environment of verifiers, as an environment for `run_grpo`."""
 
     def __init__(self, environment: vf.Environment) -> None:
         if environment.requires_group_rollouts:
@@ -123,7 +123,7 @@ class VerifiersEnvironment:
 def main(name: str) -> str:
     sys.path.append(str(Path(__file__).with_name("environments")))
     environment = VerifiersEnvironment(vf.load_environment(name))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as it was before verifiers came
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # verifiers replaces it when imported
     cfg = RLConfig.from_env({"MINT_RL_MAX_TOKENS": "48", **os.environ})
     return run_grpo(environment, cfg)
 

@@ -49,7 +49,7 @@ class EmbeddedService:
 
     @property
     def alive(self) -> bool:
-        """Whether the child still runs. A forked copy of this process trusts the one it has."""
+        """Whether the child still runs. A fork of this process cannot check, and assumes so."""
         return os.getpid() != self.parent or self.process.poll() is None
 
 

@@ -1,4 +1,4 @@
-"""The conversation with a measured side, and the work that all sides share."""
+"""The commands to a measured side, and the work that all sides share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_side_answers_whatever_its_libraries_print(tmp_path: Path) -> None:
     assert "a library that prints" in (tmp_path / "side.log").read_text()
 
 
-def test_a_side_is_still_while_nobody_asks(tmp_path: Path) -> None:
+def test_a_side_is_stopped_between_commands(tmp_path: Path) -> None:
     with start(tmp_path) as side:
         side.ask("double", number=1)
         stopped = os.waitid(os.P_PID, side._process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -55,7 +55,7 @@ def test_a_side_is_still_while_nobody_asks(tmp_path: Path) -> None:
         assert stopped.si_status == signal.SIGSTOP
 
 
-def test_a_failure_names_the_side_and_its_log_and_the_side_goes_on(tmp_path: Path) -> None:
+def test_a_failure_names_the_side_and_its_log_and_the_side_keeps_running(tmp_path: Path) -> None:
     with start(tmp_path) as side:
         with pytest.raises(PeerFailed, match=r"side failed: ZeroDivisionError.*side\.log"):
             side.ask("fail")

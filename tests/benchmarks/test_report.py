@@ -134,7 +134,7 @@ def test_the_gap_has_a_target_where_exactness_was_asked_for(cpu: dict[str, Any])
     assert by_key(report.make_rows(cpu))["cpu.gap.largest"].verdict == MISSED
 
 
-def test_a_step_is_told_in_its_parts(cpu: dict[str, Any]) -> None:
+def test_a_step_is_reported_with_its_parts(cpu: dict[str, Any]) -> None:
     rows = by_key(report.make_rows(cpu))
     assert rows["cpu.step"].verdict == MET
     assert rows["cpu.step.handoff"].mint == "0.50 s"
@@ -284,7 +284,7 @@ def test_units_that_differ_are_all_written() -> None:
 # ---- who is measured -----------------------------------------------------------------------------
 
 
-def test_a_family_brings_its_variants_and_a_name_only_itself() -> None:
+def test_a_family_selects_all_its_variants_and_a_name_only_one() -> None:
     assert [c.name for c in find_contenders(["vllm-float32-merged"], [0])] == [
         "vllm-float32-merged"
     ]

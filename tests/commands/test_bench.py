@@ -110,7 +110,7 @@ def test_the_batch_is_where_more_answers_stop_paying(report: BenchReport) -> Non
     )
 
 
-def test_growth_that_did_not_end_is_said(report: BenchReport) -> None:
+def test_throughput_that_still_grows_is_reported(report: BenchReport) -> None:
     advice = recommend(replace(report, sampling=report.sampling[:3]))
     assert "still grew" in advice.because[0]
 

@@ -1,4 +1,4 @@
-"""The ``mint`` command: its output, and what it says to a mistake."""
+"""The ``mint`` command: its output, and its error messages."""
 
 from __future__ import annotations
 

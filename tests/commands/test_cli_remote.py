@@ -227,7 +227,7 @@ def test_a_prompt_comes_from_standard_input_too(
 # ---- files and changes ---------------------------------------------------------------------------
 
 
-def test_a_checkpoint_goes_out_as_a_file_and_comes_in_again(
+def test_a_checkpoint_is_downloaded_as_a_file_and_uploaded_again(
     command: Command, saved: Saved, served: str, tmp_path: Path
 ) -> None:
     said = command("checkpoints", "download", saved.training, "-o", "first.tar.gz")
@@ -358,7 +358,7 @@ def test_keys_are_made_listed_and_revoked(command: Command) -> None:
     assert command("keys", "list", "--json").json[0]["revoked_at"] is not None
 
 
-def test_a_second_key_of_a_user_is_said_to_share_everything(command: Command) -> None:
+def test_a_second_key_of_a_user_is_reported_to_share_everything(command: Command) -> None:
     first = command("keys", "create", "laptop")
     assert first.err == ""
     second = command("keys", "create", "desktop")

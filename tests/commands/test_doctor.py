@@ -114,7 +114,7 @@ def test_a_damaged_database_is_a_problem(tmp_path: Path) -> None:
     assert one(check_database, tmp_path, "database").level == "problem"
 
 
-def test_versions_of_the_database_are_told_apart(tmp_path: Path) -> None:
+def test_versions_of_the_database_are_distinguished(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'mint.db'}", tmp_path)
     store.migrate("0003")
     assert "migrated at the next start" in one(check_database, tmp_path, "database").text
@@ -126,7 +126,7 @@ def test_versions_of_the_database_are_told_apart(tmp_path: Path) -> None:
     assert (found.level, found.advice) == ("problem", "Install the mint that last used it.")
 
 
-def test_keys_that_nobody_can_use_are_a_problem(tmp_path: Path) -> None:
+def test_keys_that_no_client_can_use_are_a_problem(tmp_path: Path) -> None:
     assert one(check_database, tmp_path, "keys").level == "ok"
     assert one(check_database, tmp_path, "keys", host="0.0.0.0").level == "problem"
     store = store_in(tmp_path)

@@ -1,4 +1,4 @@
-"""A run directory says how its model was asked."""
+"""A run directory tells how its model was prompted."""
 
 from __future__ import annotations
 

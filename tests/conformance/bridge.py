@@ -121,7 +121,7 @@ def trained(datum: types.Datum, decode: Callable[[list[int]], str]) -> dict[str,
 
 
 def trained_by_name(name: str) -> dict[str, Any]:
-    """The demo's own command, as somebody types it."""
+    """Run the demo's own command, as a user types it."""
     folder = Path(f"{name}-run")
     os.environ["MINT_RL_RUN_DIR"] = str(folder)
     path = verifiers_bridge.main(name)

@@ -101,7 +101,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 512
 
     def handle_error(self, *_: Any) -> None:
-        """A client that hangs up is no news."""
+        """Do not report clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):

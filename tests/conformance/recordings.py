@@ -1,7 +1,7 @@
 """Sessions of unmodified clients as they went over the wire, in ``recorded/``, to be replayed.
 
-``make recordings`` records them anew: needed only for a new client, since a service that answers an
-old client otherwise than before is what the replay is to find. A recording is a file of JSON lines,
+``make recordings`` records them again. That is needed only for a new client: the replay must find a
+service that answers an old client differently than before. A recording is a file of JSON lines,
 each a request and its answer. Bodies that are not JSON are base64. Keys, tokens, addresses and
 folders of the machine are replaced; telemetry and polls without a result are left out.
 """

@@ -1,6 +1,6 @@
 """The contract of the API, written down in ``snapshots/``.
 
-``make snapshots`` writes it anew after a change that is meant; the diff shows what clients will
+``make snapshots`` writes it again after an intended change; the diff shows what clients will
 notice. ``openapi.json`` describes every endpoint, ``protobuf.json`` holds the bytes of each answer
 that is not JSON, with the text of the message beside them.
 """

@@ -216,7 +216,7 @@ def test_a_resumed_run_has_the_same_losses_to_the_bit(conversation: Conversation
     assert seen["uninterrupted"][-1] < seen["before"][0]
 
 
-def test_resuming_without_the_optimizer_starts_it_anew(conversation: Conversation) -> None:
+def test_resuming_without_the_optimizer_resets_it(conversation: Conversation) -> None:
     seen = conversation.saw("resume")
     assert seen["without_optimizer"][0] == seen["uninterrupted"][0]
     assert seen["without_optimizer"][1:] != seen["uninterrupted"][1:]

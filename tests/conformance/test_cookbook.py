@@ -24,7 +24,7 @@ from .talker import build_talker
 pytestmark = pytest.mark.slow
 
 TEACHER = "Qwen/Qwen3.5-9B"
-WRITER = "Qwen/Qwen3.6-35B-A3B"  # the model that create_data names, whatever it is told
+WRITER = "Qwen/Qwen3.6-35B-A3B"  # the model that create_data names, whatever its arguments are
 POLICY = [f"model_name={PUBLIC_NAME}"]
 SMALL = [*POLICY, "lora_rank=4", "learning_rate=1e-3"]
 NEW = "behavior_if_log_dir_exists=delete"
@@ -153,7 +153,7 @@ def test_reinforcement_learning_steps_on_a_gradient(recipes: Recipes, name: str)
     assert any(step.get("grad_norm", 0) > 0 for step in recipes.metrics(name))
 
 
-def test_a_resumed_recipe_goes_on_where_it_stopped(recipes: Recipes) -> None:
+def test_a_resumed_recipe_continues_where_it_stopped(recipes: Recipes) -> None:
     assert [step["progress/batch"] for step in recipes.metrics("arithmetic_resumed")] == [0, 1, 2]
     runs = [checkpoint["state_path"] for checkpoint in recipes.checkpoints("arithmetic_resumed")]
     assert len(set(runs)) == len(runs) == 2

@@ -1,4 +1,4 @@
-"""The API is what it was, unless somebody meant to change it: ``make snapshots``."""
+"""The API is unchanged, unless a change was intended: ``make snapshots``."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_rewards_are_those_of_the_rubric(seen: dict[str, Any], name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["sums", "shop", "echo"])
-def test_only_what_the_model_said_has_weight(seen: dict[str, Any], name: str) -> None:
+def test_only_sampled_tokens_have_weight(seen: dict[str, Any], name: str) -> None:
     trained = [rollout for rollout in seen["batches"][name] if rollout["datums"]]
     assert trained
     for rollout in trained:

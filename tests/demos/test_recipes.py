@@ -99,7 +99,7 @@ def test_distillation_brings_the_student_to_its_teacher(recipe: Recipe) -> None:
     assert SAVED.search(printed)
 
 
-def test_a_killed_run_ends_as_the_one_that_was_left_alone(recipe: Recipe) -> None:
+def test_a_killed_run_ends_like_an_uninterrupted_one(recipe: Recipe) -> None:
     printed = recipe("resume.py", MINT_RL_BATCH="2", MINT_RL_MAX_TOKENS="4", MINT_RL_STEPS="5")
     whole, killed, again = re.split(r"^(?:Killed after|The same command).*$", printed, flags=re.M)
     assert "Step 5/" in whole

@@ -1,4 +1,4 @@
-"""An engine of its own process-wide base model, as the worker would hold it."""
+"""An engine with a base model that all tests of the process share."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ def sample(engine: Engine, sampler_id: str, *requests: SampleRequest) -> list[Sa
     while not engine.sampling.is_idle:
         results |= {job.ticket: job.result() for job in engine.sampling.step()}
     return [results[ticket] for ticket in range(len(requests))]
+
+
+def check_batching(engine: Engine, names: list[str], request: SampleRequest) -> None:
+    """Sample a request from each of these samplers alone, then from all at once; compare."""
+    alone = [sample(engine, name, request)[0] for name in names]
+    for ticket, name in enumerate(names):
+        engine.sample(ticket, name, request)
+    together = {}
+    while not engine.sampling.is_idle:
+        together |= {job.ticket: job.result() for job in engine.sampling.step()}
+    for ticket, want in enumerate(alone):
+        for one, other in zip(want.sequences, together[ticket].sequences, strict=True):
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
 
 
 def ids(text: str) -> np.ndarray:

@@ -220,7 +220,7 @@ def test_a_recorded_pass_waits_for_the_device_once(tmp_path: Path) -> None:
     assert sum("synchroniz" in str(warning.message) for warning in found) == 1
 
 
-def test_rows_of_any_company_get_the_same_tokens(tmp_path: Path) -> None:
+def test_rows_of_any_batch_get_the_same_tokens(tmp_path: Path) -> None:
     """Graphs of several sizes, rows that come and go, and special requests among them."""
     engine = trained_engine(load("qwen3", tmp_path, "exact"))
     engine.create_sampler("base")

@@ -97,7 +97,7 @@ def test_a_worker_ends_with_a_service_that_died_without_reading_its_answers(
     client.process.wait(timeout=60)
 
 
-def test_errors_are_told_apart_and_leave_the_worker_running(client: Client) -> None:
+def test_user_errors_and_failures_differ_and_leave_the_worker_running(client: Client) -> None:
     client.receive()
     client.send(1, "create_run", run_id="run", lora=LoraSpec(rank=0))
     client.send(2, "optim_step", run_id="unheard of", params=AdamSettings())
@@ -111,7 +111,7 @@ def test_errors_are_told_apart_and_leave_the_worker_running(client: Client) -> N
     assert by_id[4].error is None
 
 
-def test_samples_go_on_while_an_operation_trains_in_several_passes(client: Client) -> None:
+def test_samples_continue_while_an_operation_trains_in_several_passes(client: Client) -> None:
     client.receive()
     rng = np.random.default_rng(0)
     data = [Datum(t[:-1], {"target_tokens": t[1:]}) for t in rng.integers(0, 250, (44, 200))]

@@ -58,7 +58,7 @@ class Ended:
 
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the developer's shell has set must not reach a test."""
+    """Keep the settings of the developer's shell out of the tests."""
     for name in filter(re.compile(r"(MINT|TINKER)_").match, list(os.environ)):
         monkeypatch.delenv(name)
 

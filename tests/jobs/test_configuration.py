@@ -105,7 +105,7 @@ def test_a_setting_is_overridden_with_and_without_plus(plus: str, key: str, valu
 
 
 @pytest.mark.parametrize("plus", ["", "+"])
-def test_an_experiment_overrides_the_groups_and_the_command_line_has_the_last_word(
+def test_an_experiment_overrides_the_groups_and_the_command_line_overrides_both(
     plus: str,
 ) -> None:
     job = composed(f"{plus}experiment=quick_test", "training.steps=9").job
@@ -201,14 +201,14 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["Inner", "Named", "Looped"])
-def test_a_class_may_be_made_in_any_way(name: str, made: None) -> None:
+def test_a_class_may_be_created_in_any_way(name: str, made: None) -> None:
     reference = TaskReference("made.py", name)
     reference.check({})
     assert isinstance(reference.load(), type)
 
 
 @pytest.mark.parametrize("name", ["limit", "make", "Nothing"])
-def test_what_is_no_class_is_no_task(name: str, made: None) -> None:
+def test_a_name_that_is_not_a_class_is_not_a_task(name: str, made: None) -> None:
     with pytest.raises(ConfigError, match=f"made.py has no class {name}"):
         TaskReference("made.py", name).load()
 

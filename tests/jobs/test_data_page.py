@@ -50,7 +50,9 @@ def test_the_script_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("page")
-def test_the_mistake_on_the_page_is_told_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_mistake_on_the_page_gives_the_message_on_the_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     ((typed, told),) = re.findall(r"^    \$ mint train (.*)\n    (mint: .*)$", PAGE, re.M)
     assert training.main(shlex.split(typed)) == 2
     assert capsys.readouterr().err.strip() == told

@@ -51,14 +51,14 @@ def test_several_answers_give_pass_at_k_of_a_path(train: Command, evaluated: Com
     assert re.search(r"^pass@8 +\d\.\d{3} +\d\.\d{3} to \d\.\d{3}$", ended.out, re.MULTILINE)
 
 
-def test_a_checkpoint_that_is_none_is_a_mistake(evaluated: Command) -> None:
+def test_a_name_without_a_checkpoint_is_a_user_error(evaluated: Command) -> None:
     ended = evaluated("checkpoint=nowhere")
     assert ended.code == 2
     assert "neither a run directory with a checkpoint nor a path" in ended.err
 
 
 @pytest.mark.parametrize("path", ["tinker://no-such-run/weights/final", "tinker://x"])
-def test_a_path_that_the_service_does_not_have_is_a_mistake_in_its_words(
+def test_a_path_unknown_to_the_service_is_reported_with_its_message(
     path: str, evaluated: Command
 ) -> None:
     ended = evaluated(*TASK, f"checkpoint={path}")
@@ -68,7 +68,7 @@ def test_a_path_that_the_service_does_not_have_is_a_mistake_in_its_words(
     assert "Error code" not in ended.err
 
 
-def test_a_mistyped_checkpoint_is_no_setting(evaluated: Command) -> None:
+def test_a_mistyped_checkpoint_argument_is_reported_with_the_right_name(evaluated: Command) -> None:
     ended = evaluated("chekpoint=runs/first")
     assert (ended.code, ended.err) == (
         2,
@@ -76,7 +76,7 @@ def test_a_mistyped_checkpoint_is_no_setting(evaluated: Command) -> None:
     )
 
 
-def test_a_run_that_a_script_made_does_not_say_what_to_evaluate(
+def test_the_run_of_a_script_does_not_say_what_to_evaluate(
     train: Command, evaluated: Command, folder: Path
 ) -> None:
     assert train(*TASK, "training.steps=1", "logging.run_dir=run").code == 0
@@ -87,7 +87,7 @@ def test_a_run_that_a_script_made_does_not_say_what_to_evaluate(
     assert "mint eval checkpoint=tinker://" in ended.err
 
 
-def test_an_experiment_is_no_part_of_a_run_that_was_made(
+def test_an_experiment_cannot_be_added_to_a_run_that_exists(
     train: Command, evaluated: Command
 ) -> None:
     assert train(*TASK, "training.steps=1", "logging.run_dir=run").code == 0
@@ -150,7 +150,7 @@ def test_a_mistake_in_what_to_bisect_is_one_message(
     assert "Traceback" not in ended.err
 
 
-def test_a_run_that_held_is_told_without_a_negative_zero(train: Command) -> None:
+def test_a_run_without_a_drop_is_reported_without_a_negative_zero(train: Command) -> None:
     assert train(*TASK, "evaluation.eval_every=1", "logging.run_dir=run").code == 0
     ended = train("bisect", "run")
     assert "No drop: pass@1 did not fall from step 0 to step 2 (+0.000" in ended.out
@@ -173,7 +173,9 @@ class Breaking(Letters):
 """
 
 
-def test_asked_anew_a_run_is_still_compared_with_its_best(train: Command, folder: Path) -> None:
+def test_a_reevaluated_run_is_still_compared_with_its_best_step(
+    train: Command, folder: Path
+) -> None:
     (folder / "breaking.py").write_text(BREAKING)
     arguments = ["task=custom", "task.adapter=breaking.py:Breaking", "logging.run_dir=run"]
     arguments += ["training.steps=6", "training.batch_size=8", "sampling.group_size=8"]

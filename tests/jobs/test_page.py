@@ -43,7 +43,7 @@ def test_every_command_on_the_page_runs(
     assert len(COMMANDS) > 15
 
 
-def test_the_mistakes_on_the_page_are_told_as_the_page_says(
+def test_the_mistakes_on_the_page_give_the_messages_on_the_page(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "conf").symlink_to(CONF)

@@ -1,4 +1,4 @@
-"""A reward that asks for what a task has not is told before a service is asked for anything."""
+"""A reward that needs metadata which a task lacks is rejected before any request to a service."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def checked(reward: str, *task: str) -> None:
 
 
 @pytest.mark.parametrize("reward", ["looks_it_up", "awaited", "named", "batched", "combined"])
-def test_what_a_reward_asks_for_in_vain_is_told(reward: str, rewards: Path) -> None:
+def test_metadata_that_a_reward_lacks_is_reported(reward: str, rewards: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         checked(reward)
     assert f"training.reward_function=mine.py:{reward} asks for 'gold', and a sample of " in str(
@@ -114,7 +114,7 @@ def test_samples_of_which_some_have_it_are_left_to_the_run(rewards: Path) -> Non
     checked("named", "task=custom", "task.adapter=mixed.py:Mixed")
 
 
-def test_a_task_is_told_before_a_service_is_asked(
+def test_a_task_is_rejected_before_the_first_request(
     rewards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MINT_BASE_URL", "http://127.0.0.1:9")

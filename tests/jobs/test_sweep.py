@@ -77,7 +77,7 @@ def test_a_job_that_fails_has_its_row_and_the_same_command_does_only_what_is_lef
     assert Path(again.out.split()[-1]) == results
 
 
-def test_an_interrupted_sweep_shows_where_it_stopped_and_goes_on_there(
+def test_an_interrupted_sweep_shows_where_it_stopped_and_resumes_there(
     train: Command, folder: Path
 ) -> None:
     (folder / "interrupting.py").write_text(INTERRUPTING)

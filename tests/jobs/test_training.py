@@ -1,4 +1,4 @@
-"""Training from the command line: the rewards page's commands, rewards, endings, going on."""
+"""Training from the command line: the rewards page's commands, rewards, how runs end and resume."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_log_rewards_prints_every_batch_and_the_run(train: Command) -> None:
     assert "highest 0." in out
 
 
-def test_save_reward_analysis_says_what_was_rewarded_and_where_that_is_written(
+def test_save_reward_analysis_writes_the_report_and_says_where(
     train: Command,
 ) -> None:
     out = train("training.save_reward_analysis=true").out
@@ -185,7 +185,7 @@ def test_a_module_of_the_current_folder_can_be_named(train: Command, folder: Pat
     assert rewards_in(folder / run_directory(out)) == {0.25}
 
 
-def test_a_built_in_reward_pays_an_answer_of_the_task(train: Command, folder: Path) -> None:
+def test_a_built_in_reward_scores_an_answer_of_the_task(train: Command, folder: Path) -> None:
     out = train("+training.reward_function=mint.rewards:stable_reward", "training.steps=1").out
     assert min(rewards_in(folder / run_directory(out))) == 0.1
 
@@ -210,7 +210,7 @@ def test_samples_are_printed_with_prompt_reward_and_length(train: Command) -> No
     assert out.count("length: 4 tokens") == 3
 
 
-def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(train: Command, folder: Path) -> None:
+def test_ctrl_c_ends_with_130_and_the_same_command_resumes(train: Command, folder: Path) -> None:
     (folder / "interrupting.py").write_text(INTERRUPTING)
     arguments = ["task=custom", "task.adapter=interrupting.py:Interrupting", "training.steps=4"]
     arguments += ["training.save_reward_analysis=true", "training.log_rewards=true"]
@@ -250,7 +250,9 @@ def test_rewards_that_all_fail_are_one_message(train: Command, folder: Path) -> 
     assert "Traceback" not in ended.err
 
 
-def test_a_run_directory_that_cannot_be_is_a_mistake(train: Command, folder: Path) -> None:
+def test_a_run_directory_that_cannot_be_created_is_a_user_error(
+    train: Command, folder: Path
+) -> None:
     (folder / "file").touch()
     for typed in (["logging.run_dir=file"], ["-m", "training.seed=0,1", "logging.run_dir=file/x"]):
         ended = train(*TASK, *typed)
@@ -259,7 +261,7 @@ def test_a_run_directory_that_cannot_be_is_a_mistake(train: Command, folder: Pat
         assert "Traceback" not in ended.err
 
 
-def test_a_model_that_is_not_there_is_a_mistake_in_the_services_words(train: Command) -> None:
+def test_a_missing_model_is_reported_with_the_services_message(train: Command) -> None:
     ended = train("model.base_model=no/such-model")
     assert ended.code == 2
     assert "mint: There is no model 'no/such-model'. Looked in:" in ended.err

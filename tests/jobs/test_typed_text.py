@@ -1,4 +1,4 @@
-"""Strings from a shell: what people type for a new line is one, however it is quoted."""
+"""Strings from a shell: an escaped newline becomes one, however it is quoted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After training: a run directory is talked to and taken out, by the name of its folder."""
+"""After training: a run is sampled from and exported by the name of its directory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def command(
 
 
 @pytest.mark.slow
-def test_a_run_directory_is_asked_as_it_was_trained_and_exported(
+def test_a_run_directory_is_sampled_as_it_was_trained_and_exported(
     train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = train(*TASK, "logging.run_dir=run", "model.rank=2", 'sampling.stop=["~~"]')

@@ -1,4 +1,4 @@
-"""A service in the test's own process, spoken to without a network."""
+"""A service in the test's own process, reached without a network."""
 
 from __future__ import annotations
 

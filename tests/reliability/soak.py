@@ -156,7 +156,7 @@ class Soak:
         self.tally.counts["crashes"] += 1
 
     async def _makes_mistakes(self) -> None:
-        """Sends what nobody should; every answer is a 4xx, or an error in the result."""
+        """Sends invalid requests; every answer is a 4xx, or an error in the result."""
         unknown = "00000000-0000-0000-0000-000000000000"
         async with client_of(self.service, Tally()) as client:
             sampler = await client.sampler()

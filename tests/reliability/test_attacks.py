@@ -42,7 +42,7 @@ def sample(raw: RawClient, sampler: str, first: int = 1, **params: Any) -> str:
     return str(answer.json()["request_id"])
 
 
-def test_a_bad_sample_and_a_failed_allocation_harm_nobody(
+def test_a_bad_sample_and_a_failed_allocation_affect_no_other_request(
     own_service: Start, faults: Faults
 ) -> None:
     """They arrive together, since the engine is stopped, and the prefill of all of them fails."""
@@ -66,7 +66,7 @@ def test_a_bad_sample_and_a_failed_allocation_harm_nobody(
 
 
 @pytest.mark.slow
-def test_what_came_without_a_number_happens_once_across_a_snapshot_and_a_crash(
+def test_an_operation_without_a_number_is_executed_once_across_a_snapshot_and_a_crash(
     own_service: Start, faults: Faults
 ) -> None:
     """The next snapshot fails, and must not harm the one in use. Others can read nothing."""

@@ -103,7 +103,7 @@ def test_an_applied_gradient_is_not_reported_as_failed_after_a_restart(
 
 @DATABASES
 @pytest.mark.slow
-def test_a_service_killed_at_every_kind_of_write_goes_on(
+def test_a_service_killed_at_every_kind_of_write_resumes(
     own_service: Start, faults: Faults, undisturbed: bytes
 ) -> None:
     """Before and after an outcome, in a snapshot, and when a checkpoint gets its name."""
@@ -169,7 +169,7 @@ def test_a_sample_survives_two_deaths_of_its_worker(
     faults.require_all()
 
 
-def test_a_failed_creation_is_tried_anew_when_asked_again(raw: RawClient) -> None:
+def test_a_failed_creation_is_retried_when_it_is_requested_again(raw: RawClient) -> None:
     body = {"session_id": raw.session(), "model_seq_id": 0, "base_model": MODEL}
     first = raw.post("/create_model", {**body, "lora_config": {"rank": 5000}}).json()["request_id"]
     assert "rank is 5000" in raw.result(first)["error"]
@@ -202,7 +202,7 @@ def test_a_repeated_creation_that_fails_keeps_the_run(
 
 @SLOWLY_BOTH
 @pytest.mark.slow
-def test_a_hung_worker_is_ended_and_its_runs_go_on(own_service: Start, faults: Faults) -> None:
+def test_a_hung_worker_is_killed_and_its_runs_resume(own_service: Start, faults: Faults) -> None:
     """Housekeeping waits for the hung worker at the same time, to release a silent session."""
     faults.at("mint.engine.engine:Engine.drop_run", 1, "stop")
     service = own_service(stuck_after_s=15.0, session_idle_s=0.2)

@@ -1,4 +1,4 @@
-"""A database that is locked, hangs or has no connection left: 503 with the reason, and then on."""
+"""A database that is locked, hangs or has no free connection: 503, then recovery."""
 
 from __future__ import annotations
 

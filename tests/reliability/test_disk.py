@@ -34,7 +34,7 @@ FAILURES = ("ENOSPC", "EIO", "kill", "power")
 
 @dataclass
 class Acknowledged:
-    """What a client was told is done."""
+    """The operations that a client knows to be done."""
 
     operations: dict[int, bytes] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
@@ -128,12 +128,12 @@ def check_journal(folder: Path, done: Acknowledged, disk: Disk) -> None:
     if disk.failure != "kill":
         assert not done.refused & journal.entries.keys(), where
         assert journal.next == 9, where
-    journal.append_operation(9, "optim_step", "application/json", b"goes on")
+    journal.append_operation(9, "optim_step", "application/json", b"next")
     journal.close()
 
 
 def test_a_power_failure_changes_no_answer_that_a_replay_would_not_repeat(tmp_path: Path) -> None:
-    """A client resends what failed, and was told of a gradient that it counts.
+    """A client resends what failed, and counts the gradients that were acknowledged.
 
     Operation 4 is in the journal before the outcomes of the others, as clients do not wait.
     """
@@ -159,7 +159,7 @@ def test_a_power_failure_changes_no_answer_that_a_replay_would_not_repeat(tmp_pa
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, failure: str) -> None:
+def test_a_checkpoint_appears_complete_or_not_at_all(tmp_path: Path, failure: str) -> None:
     """The second save replaces the first; whichever was acknowledged last is there."""
     lora = {"rank": 4, "seed": 1, "train_unembed": True, "train_mlp": True, "train_attn": True}
     run = RunRow(id=RUN, session_id="s", user="u", base_model="m", lora=lora)

@@ -1,4 +1,4 @@
-"""Tenants share an engine: a crowd of one does not keep the single sample of another waiting.
+"""Tenants share an engine: many requests of one do not delay the single sample of another.
 
 Steps are counted, not seconds.
 """

@@ -1,4 +1,4 @@
-"""Training waits while the disk is full, says so, and then happens once."""
+"""Training waits while the disk is full, reports it, and is then executed once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SmallDisk:
 
 
 @pytest.mark.slow
-def test_the_unmodified_client_hears_of_a_full_disk_and_resumes_when_there_is_space(
+def test_the_unmodified_client_is_informed_of_a_full_disk_and_resumes_when_there_is_space(
     own_service: Start, heard: Heard, tmp_path: Path
 ) -> None:
     """Once below the reserve, and once without a byte left for the journal."""
@@ -145,7 +145,7 @@ def test_writes_that_fail_on_a_full_disk_are_repeated_until_they_succeed(
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_before_a_kill_on_a_full_disk_happens_after_it(
+def test_operations_acknowledged_before_a_kill_on_a_full_disk_are_executed_after_it(
     own_service: Start,
 ) -> None:
     """A disk that always has too little, a run that waits for it, and one that is unloaded."""

@@ -1,4 +1,4 @@
-"""Every route × every object × the key of another user: 404, and the object is as before.
+"""Every route × every object × the key of another user: 404, and the object is unchanged.
 
 The routes come from the application itself: one that is in none of the tables below fails a test.
 """

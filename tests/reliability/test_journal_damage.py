@@ -1,4 +1,4 @@
-"""Damage to a journal, a snapshot or a checkpoint is found, said, and destroys nothing."""
+"""Damage to a journal, a snapshot or a checkpoint is reported, and destroys nothing."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_failed_snapshot_leaves_the_one_in_use_alone(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_what_ran_without_a_number_and_its_answer_outlive_a_snapshot(tmp_path: Path) -> None:
+def test_an_operation_without_a_number_and_its_answer_survive_a_snapshot(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "run")
     journal.append_operation(-7, "optim_step", "application/json", b"{}")
     journal.append_outcome(Outcome("optim_step", [-7]))

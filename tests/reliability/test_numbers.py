@@ -1,4 +1,4 @@
-"""Numbers that overflow: an operation that cannot end well changes nothing and says so."""
+"""Numbers that overflow: an operation that would produce them changes nothing and fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of the OpenAI API have a bound, and so has what waits for clients that do not read."""
+"""Answers of the OpenAI API are bounded, and so is output that clients have not read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_answer_with_too_many_logprobs_is_refused_at_once(
 
 
 class StalledClient:
-    """A client that reads the beginning of an answer, and the rest when it is told to."""
+    """A client that reads the beginning of an answer, and the rest on request."""
 
     def __init__(self, local: Local, key: str) -> None:
         self.began, self.may_read, self.chunks = asyncio.Event(), asyncio.Event(), list[bytes]()
@@ -72,7 +72,9 @@ class StalledClient:
         self.task = asyncio.create_task(create_app(local.service)(scope, receive, send))
 
 
-def test_a_stream_that_is_not_read_ends_and_others_go_on(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_stream_that_is_not_read_ends_and_others_continue(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     async def work(local: Local) -> None:
         service = local.service
         service.unsent = unsent = Share(LIMIT)

@@ -57,7 +57,9 @@ def test_an_answer_may_take_longer_than_a_request(impatient: LiveService) -> Non
 
 
 @pytest.mark.slow
-def test_a_service_that_runs_out_of_file_handles_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_service_that_runs_out_of_file_handles_keeps_running(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     """A crowd of connections takes all of them; an open run trains, and the rest is retried."""
     handles = 160
     within = ("prlimit", f"--nofile={handles}:{handles}")

@@ -1,4 +1,4 @@
-"""Requests that are meant to hurt: refused early, cheaply and with a text."""
+"""Malicious requests: refused early, cheaply and with a message."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_opened_bodies_share_a_budget_while_they_are_held(
     assert with_service(tmp_path, work) == [400, 429, 400]
 
 
-def test_a_body_that_was_let_go_is_not_counted_any_more() -> None:
-    """A cancelled request leaves its thread behind, which must not go on counting."""
+def test_a_released_body_is_no_longer_counted() -> None:
+    """A cancelled request leaves its thread behind, which must not keep counting."""
     decoder = Decoder(max_body_bytes=1 << 30, budget=10)
     with decoder.holding() as grow:
         grow(10)
@@ -238,7 +238,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("attack", SHAPES)
-def test_a_shape_that_cannot_be_is_refused(attack: str) -> None:
+def test_an_impossible_shape_is_refused(attack: str) -> None:
     data, shape, crow, col = SHAPES[attack]
     tensor = {"data": data, "dtype": "int64", "shape": shape}
     if crow is not None:
@@ -462,7 +462,7 @@ def test_this_machine_and_allowed_names_are_served(tmp_path: Path, host: str) ->
 
 @pytest.mark.parametrize("host", ["[", "[::1", "gpu/x", "gpu?x", "gpu#x"])
 @pytest.mark.parametrize("serves", ["127.0.0.1", "0.0.0.0"])
-def test_a_host_that_is_none_is_refused(tmp_path: Path, serves: str, host: str) -> None:
+def test_an_invalid_host_is_refused(tmp_path: Path, serves: str, host: str) -> None:
     async def work(local: Local) -> list[int]:
         key = create_key(local.service.store, "laptop", "ada")
         headers = {"Host": host, "X-API-Key": key}
@@ -503,7 +503,7 @@ def test_no_checkpoint_has_the_name_of_a_draft(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["~nouser/x", "~nouser", "x" * 5000, "a\0b", "\ud800"])
-def test_a_strange_model_name_is_a_clear_error(tmp_path: Path, name: str) -> None:
+def test_an_unusual_model_name_is_a_clear_error(tmp_path: Path, name: str) -> None:
     async def work(local: Local) -> httpx.Response:
         body = {"session_id": await local.session(), "sampling_session_seq_id": 0}
         content = json.dumps({**body, "base_model": name})
@@ -591,7 +591,9 @@ def test_a_step_of_housekeeping_that_fails_does_not_stop_the_others(
     assert log.stat().st_size == 1024**2
 
 
-def test_silent_sessions_go_after_a_while_and_not_because_of_a_clock(tmp_path: Path) -> None:
+def test_silent_sessions_are_released_after_a_while_and_not_because_of_a_clock(
+    tmp_path: Path,
+) -> None:
     """They must have been due for ``expired_kept_s`` of the time in which a service ran."""
 
     async def work(local: Local) -> list[int]:
@@ -676,7 +678,7 @@ def test_bodies_do_not_reach_the_log(tmp_path: Path, caplog: pytest.LogCaptureFi
 # ---- look-ups ------------------------------------------------------------------------------------
 
 
-def test_models_that_are_looked_for_delay_nobody(
+def test_model_lookups_delay_no_other_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub does not answer: hundreds of unknown names wait, and sessions are made meanwhile."""

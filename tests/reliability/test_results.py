@@ -1,4 +1,4 @@
-"""Results that nobody retrieves are bounded: in memory, then on disk, then the oldest are gone."""
+"""Results that are not retrieved are bounded: first in memory, then on disk, then dropped."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_unretrieved_results_move_to_disk_and_come_back_whole(
     with_service(tmp_path, work, **settings)
 
 
-def test_beyond_the_bound_on_disk_the_oldest_of_who_has_the_most_are_gone(
+def test_beyond_the_bound_on_disk_the_largest_users_oldest_results_are_dropped(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async def work(local: Local) -> None:

@@ -241,7 +241,7 @@ def test_a_sampler_that_is_no_longer_kept_is_an_error_of_the_user(
 
 
 @pytest.mark.slow
-def test_a_sampler_that_a_replay_does_not_reproduce_is_refused_and_its_run_trains_on(
+def test_a_sampler_that_a_replay_does_not_reproduce_is_refused_and_its_run_continues(
     own_service: Callable[..., LiveService],
 ) -> None:
     """The digest in the store is changed, as if the replay had given other weights."""

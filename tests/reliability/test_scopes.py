@@ -85,7 +85,7 @@ def test_a_route_refuses_keys_of_a_smaller_scope(tmp_path: Path, scope: Scope) -
 
 
 def test_the_scope_is_checked_before_the_object(tmp_path: Path) -> None:
-    """A key that may not delete is not told which checkpoints there are."""
+    """A key that may not delete does not learn which checkpoints exist."""
 
     async def work(local: Local) -> set[str]:
         fill(local)

@@ -47,7 +47,7 @@ def heard() -> Iterator[Heard]:
     logger.removeHandler(handler)
 
 
-def test_the_tinker_client_hears_that_a_model_loads_and_how_many_are_before_it(
+def test_the_tinker_client_is_informed_of_a_loading_model_and_of_the_queue(
     own_service: Callable[..., LiveService], heard: Heard, tmp_path: Path
 ) -> None:
     service = own_service(long_poll_s=0.05)

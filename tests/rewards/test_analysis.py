@@ -232,7 +232,7 @@ def test_the_test_command_shows_a_table_and_a_histogram(samples_file: Path, tmp_
     assert json.loads(data.output)["count"] == len(RESPONSES)
 
 
-def test_what_is_not_a_function_is_said_to_be_none() -> None:
+def test_a_name_that_is_not_a_function_is_reported() -> None:
     shown = command("test", "--reward", "mint.rewards", "no-file.jsonl")
     assert shown.exit_code == 2
     assert "is not a reward" in shown.output

@@ -189,7 +189,7 @@ def test_a_component_that_raises_is_a_failure_and_never_a_zero() -> None:
             reward.score([SAMPLE])
 
 
-def test_gated_pays_only_through_the_gate() -> None:
+def test_gated_counts_a_reward_only_above_the_gate() -> None:
     reward = gated(check_answer, match_format_exactly)
     assert reward.score([SAMPLE])[0] == Score(0.0, {"reward": 1.0, "gate": 0.0})
     right = Sample("The answer is 4.", "", SAMPLE.metadata)
@@ -289,7 +289,7 @@ def test_agent_tunix_offers_the_same_names() -> None:
         assert getattr(agent_tunix.rewards, name) is getattr(rewards, name)
 
 
-def test_the_library_imports_no_torch_and_its_front_door_nothing_heavy() -> None:
+def test_the_library_imports_no_torch_and_its_top_level_nothing_heavy() -> None:
     code = (
         "import sys, mint.rewards as r\n"
         "from mint.rewards import RewardBreakdown, compute_reward_breakdown, extract_prediction\n"

@@ -95,7 +95,7 @@ def test_every_guard_is_known_to_the_settings_and_tested() -> None:
     assert sorted(guard.__name__ for guard in _GUARDS) == sorted(get_args(Guard)) == sorted(TROUBLE)
 
 
-def test_a_healthy_run_is_left_in_peace() -> None:
+def test_a_healthy_run_has_no_findings() -> None:
     assert after(Guards(RLConfig()), *[{**held(0.5, 0.5)}] * 3) == []
 
 
@@ -109,7 +109,7 @@ def test_a_holdout_that_fell_under_the_base_models_is_reward_hacking() -> None:
     assert "rose from 0.300 to 0.900 while the holdout fell from 60.0% to 10.0%" in finding.seen
 
 
-def test_a_holdout_that_falls_with_the_reward_is_no_reward_hacking() -> None:
+def test_a_holdout_that_falls_with_the_reward_is_not_reward_hacking() -> None:
     guards = Guards(RLConfig())
     guards.begin(held(0.6, 0.6))
     rows = [{**HEALTHY, "reward/mean": reward} for reward in (0.5, 0.45, 0.4, 0.2)]
@@ -155,7 +155,7 @@ def test_a_holdout_that_stays_at_100_has_not_fallen() -> None:
         assert found_after(1.0, count, 0.3, 0.4, 0.5, *[0.98] * 6) == []
 
 
-def test_a_rounding_error_of_a_share_is_no_fall_and_no_rise() -> None:
+def test_a_rounding_error_of_a_share_is_not_a_change() -> None:
     third, almost = 1 / 3, 1 / 3 - 1e-16
     fell = {**held(almost, third), "holdout/pass@1_high": almost}
     guards = Guards(RLConfig())
@@ -165,7 +165,7 @@ def test_a_rounding_error_of_a_share_is_no_fall_and_no_rise() -> None:
     assert guards.check({**HEALTHY, "reward/mean": 0.5, **fell}) == []
 
 
-def test_a_policy_that_gets_surer_of_what_it_knew_is_no_trouble() -> None:
+def test_a_policy_that_only_becomes_more_certain_has_no_finding() -> None:
     rows = [{"reward/mean": 0.3, **held(0.8, 0.8)}] + [{"reward/mean": 0.8, **held(0.8, 0.8)}] * 5
     assert after(Guards(RLConfig()), *rows, healthy=0) == []
 
@@ -180,7 +180,9 @@ def test_a_policy_that_gets_surer_of_what_it_knew_is_no_trouble() -> None:
         ({"groups/all_equal": 8.0}, "same reward above 0"),
     ],
 )
-def test_no_signal_tells_all_right_from_all_wrong(metrics: dict[str, float], said: str) -> None:
+def test_no_signal_distinguishes_all_right_from_all_wrong(
+    metrics: dict[str, float], said: str
+) -> None:
     findings = after(Guards(RLConfig()), {"datums": 0.0, **metrics})
     assert said in str(findings[0])
 
@@ -263,7 +265,7 @@ def test_only_what_the_config_says_is_fatal() -> None:
     assert fatal.name == "repetition"
 
 
-def test_guards_go_on_from_their_state() -> None:
+def test_guards_resume_from_their_state() -> None:
     whole, first, second = (Guards(RLConfig()) for _ in range(3))
     rows = [HEALTHY] * 4 + [{**HEALTHY, "policy/entropy": 0.01}] * 6
     found = [whole.check(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Where models are found, in which order, and what is said when they are not."""
+"""Where models are looked up, in which order, and the message when they are not found."""
 
 from __future__ import annotations
 

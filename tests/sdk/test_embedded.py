@@ -46,7 +46,7 @@ def is_running(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
-    return state != "Z"  # ended, though nobody has collected it yet
+    return state != "Z"  # ended, but not reaped yet
 
 
 def ends(pid: int) -> bool:

@@ -188,4 +188,4 @@ def test_missing_logprobs_are_an_error(custom_reward: ModuleType) -> None:
 
     sequence = types.SampledSequence("stop", sequence_id="0", tokens_np=numpy.array([1, 2]))
     with pytest.raises(RuntimeError, match="0 logprobs for 2 tokens"):
-        custom_reward.datum_of([3, 4], sequence, 1.0)
+        custom_reward.make_datum([3, 4], sequence, 1.0)

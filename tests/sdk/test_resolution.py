@@ -57,7 +57,7 @@ def test_keys_are_sent_in_the_form_that_the_protocol_wants() -> None:
     assert wire_key("eyJhbGciOi") == "eyJhbGciOi"
 
 
-def test_a_service_elsewhere_needs_a_key() -> None:
+def test_a_remote_service_needs_a_key() -> None:
     with pytest.raises(tinker.TinkerError, match="MINT_API_KEY"):
         mint.ServiceClient(base_url="https://gpu.example.org")
 

@@ -1,4 +1,4 @@
-"""The two types that are wider than tinker's, as they leave for the service."""
+"""The two types that extend tinker's, as they are sent to the service."""
 
 from __future__ import annotations
 

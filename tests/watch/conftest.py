@@ -15,7 +15,7 @@ from mint.watch.dashboard.server import Watch, create_app
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two finished runs of 12 steps; nobody writes to it."""
+    """A folder with two finished runs of 12 steps, which no test changes."""
     folder = tmp_path_factory.mktemp("runs")
     generate(folder / "first", steps=12, groups=8, answers=4)
     generate(folder / "second", steps=12, groups=8, answers=4, seed=1)

@@ -65,7 +65,7 @@ def test_lines_that_are_printed_meanwhile_go_above_the_view(
     console = Console(width=80, force_terminal=True)
     view = LiveView("sums", 3, console=console)
     view.log(1, METRICS)
-    assert not sys.stdout.isatty()  # nobody else moves the cursor now
+    assert not sys.stdout.isatty()  # nothing else moves the cursor now
     print("a finding")
     view.log(2, METRICS)
     view.close()

@@ -1,4 +1,4 @@
-"""The verdict on runs that learn, stall, diverge and cheat, and on series that make no sense."""
+"""The verdict on runs that learn, stall, diverge and hack the reward, and on meaningless series."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_one_metric_that_still_rises_is_learning() -> None:
     assert str(judge(rows)).startswith("learning: reward rose from")
 
 
-def test_a_flat_run_that_is_nearly_solved_is_told_to_stop() -> None:
+def test_a_flat_run_that_is_nearly_solved_is_advised_to_stop() -> None:
     found = judge(run(120, ramp(0, 40, high=0.97), noise=0.01))
     assert (found.verdict, found.advice[:13]) == ("flat", "Nearly solved")
 
@@ -248,7 +248,7 @@ def test_a_finished_run_names_the_weights_to_use(rates: dict[int, float], advice
     assert "holdout" not in judge(rows, status="running").advice
 
 
-def test_of_equal_rates_the_higher_reward_decides_and_an_interval_may_be_missing() -> None:
+def test_in_a_tie_the_higher_reward_decides_and_an_interval_may_be_missing() -> None:
     rows = run(40, rising)
     rows[19] |= {"holdout/pass@1": 0.6, "holdout/reward": 0.6}
     rows[29] |= {"holdout/pass@1": 0.6, "holdout/reward": 0.7}
@@ -271,7 +271,7 @@ def test_the_recorded_run_has_the_verdict_of_this_code() -> None:
     assert json.loads(path.read_text())["verdict"] == found.as_dict()
 
 
-def test_a_finished_run_that_cheated_is_still_told_so() -> None:
+def test_a_finished_run_that_hacked_its_reward_is_still_reported() -> None:
     rows = evaluated(run(60, rising), {10: 0.5, 60: 0.2})
     assert judge(rows, status="finished").verdict == "hacking the reward"
 

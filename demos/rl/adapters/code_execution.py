@@ -4,7 +4,7 @@
 
 The model's program runs in the sandbox (no network, no files of this machine, limits on time and
 memory), never in this process. The reward is the share of tests that pass: partial credit gives a
-signal long before a program is right.
+signal before any program is completely right.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CodeExecutionAdapter(RLAdapter):
         (outcome,) = await sample.reward.outcomes([sample.sample(response)])
         if hasattr(outcome, "error"):
             raise outcome.error
-        return outcome.total  # its components count tests, and are no parts of the reward
+        return outcome.total  # its components count tests; they do not add up to the reward
 
     def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
         passed = sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else 0.0

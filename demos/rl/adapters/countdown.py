@@ -1,11 +1,11 @@
-"""Countdown: make a target out of given numbers, as 9*(16 + 10) makes 234 out of 16, 9 and 10.
+"""Countdown: reach a target with given numbers, as 9*(16 + 10) makes 234 from 16, 9 and 10.
 
     python demos/rl/adapters/countdown.py
     mint train +experiment=countdown model.start_from=tinker://...
 
 The problems and the score are reasoning-gym's; the question is one line instead of its paragraph.
-The experiment begins from a checkpoint of demos/cold_start.py, which has seen a few hundred
-solutions. docs/results.md shows what happens without it: most runs learn to add, and no more.
+The experiment starts from a checkpoint of demos/cold_start.py, which was trained on a few hundred
+solutions. docs/results.md shows what happens without it: most runs learn only to add.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from verifiable_math import SEED_OF_EXAMPLES, VerifiableMathAdapter
 
 USES_NUMBERS = 0.1
-"""What partial credit pays at least for an expression of the given numbers."""
+"""The least partial credit for an expression of the given numbers."""
 
 
 class CountdownAdapter(VerifiableMathAdapter):
     """reasoning-gym's `countdown`.
 
-    With `partial_credit`, an expression of the given numbers whose result is wrong is worth 0.1 to
-    0.5, by how near the result is to the target; reasoning-gym gives 0.05. The holdout is always
-    scored by reasoning-gym.
+    With `partial_credit`, an expression of the given numbers with a wrong result scores 0.1 to 0.5,
+    depending on how close the result is to the target; reasoning-gym gives 0.05. The holdout is
+    always scored by reasoning-gym.
     """
 
     kind = "countdown"
@@ -71,25 +71,25 @@ class CountdownAdapter(VerifiableMathAdapter):
         return sample.score(response)
 
     def identity(self, sample: Task) -> str:
-        """The same numbers in another order, or in other words, are the same problem."""
+        """Treat the same numbers and target as one problem, whatever their order or wording."""
         numbers, target = puzzle(sample)
         return f"{sorted(numbers)} {target}"
 
 
 def puzzle(sample: Task) -> tuple[list[int], int]:
-    """The numbers and the target of a problem."""
+    """Return the numbers and the target of a problem."""
     given = sample.metadata["entry"]["metadata"]
     return given["numbers"], given["target"]
 
 
 def question(sample: Task) -> str:
-    """A problem in one line, which the expression continues."""
+    """Return the prompt: a problem in one line, to be continued with the expression."""
     numbers, target = puzzle(sample)
     return f"Numbers: {', '.join(map(str, numbers))}. Target: {target}. Expression:"
 
 
 def nearness(result: float, target: int) -> float:
-    """How near a result is to the target, by their ratio: 1 when equal, 0 from a factor of 10.
+    """Return how close a result is to the target: 1 when equal, 0 beyond a factor of 10.
 
     >>> round(nearness(234, 230), 2), round(nearness(35, 230), 2), nearness(-3, 230)
     (0.99, 0.18, 0.0)

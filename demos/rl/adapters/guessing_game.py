@@ -1,8 +1,8 @@
-"""A small text game: find a number from "higher" and "lower".
+"""A small text game: guess a number from the hints "higher" and "lower".
 
     python demos/rl/adapters/guessing_game.py
 
-The reward is higher the fewer guesses were needed, so that the way there is part of the score.
+The fewer guesses are needed, the higher the reward.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLConfig, run_grpo
 
 FOUND = 0.6
-"""A reward that only a number that was found can have."""
+"""Only games in which the number was found score this much."""
 
 
 class GuessingGameEnvironment:
-    """The game's master, who thinks of a number up to the highest."""
+    """The host of the game, who thinks of a number from 1 to ``highest``."""
 
     def __init__(self, highest: int = 15) -> None:
         self.highest = highest

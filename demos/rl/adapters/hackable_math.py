@@ -1,12 +1,12 @@
-"""A reward that can be fooled, to see the guard rail that notices.
+"""A reward that can be fooled, and the guard rail that detects it.
 
     python demos/rl/adapters/hackable_math.py
 
-The reward is a mistake that people make: an answer counts as right when the right number stands
-anywhere in it. A policy soon writes many numbers instead of one. The holdout is scored by what is
-really wanted, so that training reward and holdout part ways, and `reward_hacking` says so at the
-step where it happens. With MINT_RL_STOP_ON=reward_hacking it ends the run and keeps the checkpoint
-that was best on the holdout.
+The reward contains a common mistake: an answer counts as right if the right number appears anywhere
+in it. The policy soon writes many numbers instead of one. The holdout is scored by the real goal,
+so the training reward and the holdout score diverge, and `reward_hacking` is reported at that step.
+With MINT_RL_STOP_ON=reward_hacking the run ends there, and the checkpoint that was best on the
+holdout is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verifiable_math import VerifiableMathAdapter
 
 
 class HackableMathAdapter(VerifiableMathAdapter):
-    """Additions, with a reward that looks for the answer anywhere."""
+    """Additions, with a reward for the right number anywhere in the response."""
 
     kind = "hackable-math"
 

@@ -1,21 +1,21 @@
-"""Answers that a judge prefers: RL from feedback, where there is no right answer.
+"""RL from feedback: answers that a judge prefers, to questions without a right answer.
 
     python demos/train_judge.py
     MINT_JUDGE_MODEL=tinker://... python demos/rl/adapters/preference_chat.py
 
-Of two answers a judge can say which is better. The answers of a group are compared in pairs, both
-ways round, and so is a reference, which the base model gave before training. The wins become a
-strength for each (Bradley-Terry), and the reward is how likely an answer is to beat the reference.
+A judge decides which of two answers is better. It compares the answers of a group in pairs, in both
+orders, together with a reference: the base model's answer before training. The wins give each
+answer a Bradley-Terry strength, and the reward is the probability that it beats the reference.
 
-The judge is a model on the same service, MINT_JUDGE_MODEL: the path of one that was trained to
-judge, or a model's name (by default the one that is trained, before training). It is not asked to
-write: how likely it finds "A" and "B" as its verdict is enough, so that small models can judge. For
-a large judge that explains itself, see mint.rewards.PairwiseJudge.
+The judge is a model on the same service, MINT_JUDGE_MODEL: the path of a trained judge, or the name
+of a model (by default the base model of the run). It writes nothing: the probabilities of "A" and
+"B" as its next token are enough, so even small models can judge. For a large judge that explains
+its verdicts, see mint.rewards.PairwiseJudge.
 
-A policy soon knows a judge's weak spots. So the holdout is not scored by the judge but by what the
-judge was taught, `wanted`, which training never sees; with people as teachers, that would be asking
-them again. When the judge's reward rises and the holdout falls, `reward_hacking` says so. At the
-end the judge has its say about the holdout too.
+A policy soon finds a judge's weaknesses. The holdout is therefore not scored by the judge, but by
+the rule that the judge was trained on, `wanted`, which training never uses. If people had made the
+comparisons, they would be asked again. When the judge's reward rises while the holdout falls,
+`reward_hacking` is reported. At the end, the judge scores the holdout too.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ VERDICT = "Question: {question}\nA: {a}\nB: {b}\nBetter:"
 
 
 class Question(NamedTuple):
-    """A question, words of which an answer to it has one, and what SmolLM2-135M-Instruct answered:
-    its most likely answer, the reference, and some that were sampled."""
+    """A question, words that a good answer contains one of, and answers by SmolLM2-135M-Instruct:
+    the greedy one, which is the reference, and some that were sampled."""
 
     text: str
     about: tuple[str, ...]
@@ -56,7 +56,7 @@ class Question(NamedTuple):
 
 
 def questions(held_out: bool) -> list[Question]:
-    """The questions to train on, or those that neither the policy nor the judge ever trains on."""
+    """Return the training questions, or those that neither the policy nor the judge trains on."""
     rows = [json.loads(line) for line in FILE.read_text().splitlines()]
     return [
         Question(row["question"], tuple(row["about"]), row["reference"], tuple(row["answers"]))
@@ -66,14 +66,14 @@ def questions(held_out: bool) -> list[Question]:
 
 
 def wanted(answer: str, question: Question) -> bool:
-    """What the judge is taught: one short sentence, finished, on the subject of the question."""
+    """Return whether an answer is one short, complete sentence on the subject of the question."""
     words = re.findall(r"[\w']+", answer.lower())
     on_subject = not set(question.about).isdisjoint(words)
     return on_subject and 5 <= len(words) <= 12 and answer.endswith(".")
 
 
 class Judge:
-    """Says how sure a model is that the first of two answers is the better one."""
+    """Estimates the probability that the first of two answers is the better one."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -88,7 +88,7 @@ class Judge:
         return self.client.get_tokenizer()
 
     async def prefers(self, question: str, first: str, second: str) -> float:
-        """From 0 to 1; 0.5 when it cannot tell, or says the same whichever comes first."""
+        """Return that probability: 0.5 if the judge is undecided or always picks one position."""
         ways = await asyncio.gather(
             self._first_is_better(question, first, second),
             self._first_is_better(question, second, first),
@@ -103,7 +103,7 @@ class Judge:
             1,
             types.SamplingParams(max_tokens=1),
             target_prompt_logprobs=types.TensorData(
-                data=[-1, -1] * (len(says_a) - 2) + last,  # -1: not to be scored
+                data=[-1, -1] * (len(says_a) - 2) + last,  # -1: do not score
                 dtype="int64",
                 shape=[len(says_a) - 1, 2],
             ),
@@ -113,13 +113,13 @@ class Judge:
 
 
 def verdicts(question: str, a: str, b: str, tokenizer: Any) -> list[list[int]]:
-    """The judge's prompt with either verdict. They differ in the last token."""
+    """Return the judge's prompt with each verdict. They differ in the last token."""
     text = VERDICT.format(question=question, a=a, b=b)
     return [tokenizer.encode(f"{text} {verdict}") for verdict in "AB"]
 
 
 class PreferenceChatAdapter(RLAdapter):
-    """Questions, and answers compared with each other by a judge: a model's name or its path."""
+    """Questions whose answers are compared by a judge: a model's name or a checkpoint's path."""
 
     def __init__(self, judge: str) -> None:
         self.judge = Judge(judge)
@@ -164,7 +164,7 @@ class PreferenceChatAdapter(RLAdapter):
 
 
 class JudgedChatAdapter(PreferenceChatAdapter):
-    """The same with a holdout that the judge scores: 1.0 where it prefers an answer to the
+    """The same task with the holdout scored by the judge: 1.0 if it prefers an answer to the
     reference."""
 
     async def holdout_reward(self, response: str, sample: Question) -> float:

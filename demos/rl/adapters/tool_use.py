@@ -1,15 +1,15 @@
-"""An agent with tools: it looks things up and calculates before it answers.
+"""An agent with tools, which looks up prices and calculates before it answers.
 
     python demos/rl/adapters/tool_use.py
 
-An environment is an object with an async `rollout(task, chat)`. It says things, lets the model
-reply, runs the tools that the reply asks for, and returns a reward. `chat` keeps the very tokens
-that were sampled: what the tools said is read by the model, but never trained on.
+An environment is an object with an async `rollout(task, chat)`. It adds messages, lets the model
+reply, runs the tools that the reply calls, and returns a reward. `chat` keeps the exact tokens that
+were sampled: the model reads the results of tools, but is never trained on them.
 
-The reward is made of the outcome and of the way there: each call of a tool costs a little, a call
-that fails costs more, and breaking a rule the most. The rules are to use tools, to look prices up
-and to calculate with a tool: they pay one after the other, long before the first answer is right.
-Costs are small, since dear calls teach a small model to make none.
+The reward is the outcome minus costs: each tool call costs a little, a failed call more, and a
+broken rule the most. The rules are to use tools, to look up the price, and to calculate with a
+tool. Following them raises the reward step by step, before the first answer is right. The costs are
+small, because a small model learns to make no calls if they are expensive.
 
 MINT_TOOLS chooses the tools: `search`, `calculate`, and `python`, which runs in the sandbox.
 """
@@ -47,13 +47,13 @@ RULES = (
 
 
 def call(name: str, **arguments: str) -> str:
-    """A call of a tool, as the model is to write it."""
+    """Return a tool call as the model should write it."""
     content = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>{content}</tool_call>"
 
 
 def solved(name: str, price: int, count: int) -> list[tuple[str, str]]:
-    """An example of how a question is to be answered."""
+    """Return an example conversation that answers a question."""
     return [
         ("user", QUESTION.format(count=count, name=name)),
         ("assistant", call("search", query=name)),
@@ -70,7 +70,7 @@ CALL_COST, FAILED_CALL_COST, RULE_COST = 0.01, 0.02, 0.1
 
 @dataclass(frozen=True)
 class Purchase:
-    """A question, and its answer from the same numbers."""
+    """A question about a price, and its answer."""
 
     name: str
     count: int
@@ -86,7 +86,7 @@ class Purchase:
 
 @dataclass
 class Conduct:
-    """The way to an answer: what was called, and which rules were kept."""
+    """The tool calls of a rollout, and which rules they followed."""
 
     calls: int = 0
     failed: int = 0
@@ -94,7 +94,7 @@ class Conduct:
     calculated: bool = False
 
     def saw(self, task: Purchase, tool: str, result: str) -> None:
-        """Note a call and its result."""
+        """Record a call and its result."""
         self.calls += 1
         self.failed += result.startswith("error:")
         self.looked_up |= DOCUMENTS[task.name] in result
@@ -131,7 +131,7 @@ class ToolUseEnvironment:
         return self.reward(task, reply.text, conduct)
 
     def reward(self, task: Purchase, answer: str, conduct: Conduct) -> Score:
-        """The outcome, less what the way there cost."""
+        """Return the outcome minus the costs, with its components."""
         kept = (conduct.calls > 0, conduct.looked_up, conduct.calculated)
         parts = {
             "outcome": check_answer(answer, task.answer),

@@ -28,10 +28,10 @@ SEED_OF_EXAMPLES = 2**31
 
 
 class VerifiableMathAdapter(RLAdapter):
-    """Questions and answers. A reward is 1.0 for the right number, 0.5 within 10%.
+    """Questions with answers. The reward is 1.0 for the right number, 0.5 within 10%.
 
-    Tasks of reasoning-gym score their answers themselves. `shots` solved ones are shown in every
-    prompt, drawn with `examples_seed`, and `options` are those of the task, such as
+    Tasks of reasoning-gym score answers themselves. Every prompt begins with `shots` solved
+    examples, drawn with `examples_seed`. `options` are those of the reasoning-gym task, such as
     {"max_numbers": 3}.
     """
 
@@ -58,7 +58,7 @@ class VerifiableMathAdapter(RLAdapter):
         )
 
     def _check(self, shots: int) -> None:
-        """Refuse what would silently be another task than the one that is meant."""
+        """Reject arguments that would silently select another task than intended."""
         task = self.task
         if task.startswith("gym:"):
             return

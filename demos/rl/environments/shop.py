@@ -1,4 +1,4 @@
-"""An environment of the `verifiers` package with several turns: prices, looked up with a tool."""
+"""An environment of the `verifiers` package with several turns and a tool that looks up prices."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Engine:
     def __init__(self, model: BaseModel, memory_gb: float | None = None) -> None:
         self.model = model
         self._runs: dict[str, LoraTrainer] = {}
-        self._tenants: dict[str, str] = {}  # of runs
+        self._tenants: dict[str, str] = {}  # by run
         self._samplers: dict[str, Adapter | None] = {}
         self.budget = plan_memory(model, memory_gb)
         pool = KVPool(model.kv_shapes, self.budget.blocks, model.precision.keys, model.device)
@@ -62,7 +62,7 @@ class Engine:
         self._tenants[run_id] = tenant
 
     def tenant_of(self, run_id: str) -> str:
-        """Return whose run this is."""
+        """Return the tenant of a run."""
         return self._tenants[run_id]
 
     def forward_backward(
@@ -73,7 +73,7 @@ class Engine:
     def forward_backward_steps(
         self, run_id: str, operations: list[ForwardBackward]
     ) -> Steps[list[ForwardBackwardResult]]:
-        """Do the same in steps, between which the caller may sample."""
+        """Run :meth:`forward_backward` in steps, between which the caller may sample."""
         return self._runs[run_id].forward_backward_steps(operations)
 
     def optim_step(self, run_id: str, params: AdamSettings) -> dict[str, float]:

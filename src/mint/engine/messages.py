@@ -164,8 +164,8 @@ class AdamSettings:
 class SampleRequest:
     """One ``sample`` call: ``num_samples`` continuations of one prompt.
 
-    ``stop=None`` stops at the model's own end tokens; strings or token ids stop there as well
-    as at the end tokens; an empty list lets nothing stop before ``max_tokens``.
+    ``stop=None`` stops at the model's end tokens; strings or token ids are stops in addition to
+    these; with an empty list, nothing stops a sample before ``max_tokens``.
     """
 
     prompt: IntArray
@@ -188,7 +188,7 @@ class SampleRequest:
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: IntArray | None = None  # [N - 1, K] token ids to score, -1 for none
     prompt_alt_tokens_k: int = 0  # tokens to draw in place of each prompt token but the first
-    tenant: str = ""  # whose request it is: tenants take turns
+    tenant: str = ""  # tenants take turns
     progress: bool = False  # send every token as it is sampled, before the result
 
 
@@ -229,7 +229,7 @@ class SampleResult:
     topk_prompt_logprobs: TopkLogprobs | None = None
     target_prompt_logprobs: FloatArray | None = None  # [N - 1, K], 0 where the id was -1
     prompt_alt_tokens: TopkLogprobs | None = None  # [N - 1, K] draws, row i for prompt token i + 1
-    digest: str | None = None  # of the adapter that made it; the base model has none
+    digest: str | None = None  # of the adapter that sampled it; the base model has none
 
 
 @dataclass(frozen=True)
@@ -253,5 +253,5 @@ class EngineReply:
     value: Any = None
     error: str | None = None
     is_user_error: bool = False
-    errno: int | None = None  # of an OSError
+    errno: int | None = None  # set for an OSError
     is_final: bool = True

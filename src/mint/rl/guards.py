@@ -15,10 +15,10 @@ from mint.rl.settings.config import CLIPPED, RLConfig
 Metrics = Mapping[str, float]
 Report = tuple[str, str]  # what was seen, and what to change; the finding has the guard's name
 _BASELINE = 3  # first steps, which the later ones are compared with
-_WINDOW = 5  # last steps, which are averaged to see past the noise
+_WINDOW = 5  # last steps, which are averaged to reduce noise
 _CLEAR = 0.05  # a difference of shares, or of rewards up to 1, that is not noise
-_ROUNDING = 1e-9  # shares that differ by less are the same share
-_SOLVED = 0.9  # a success from which there is little left to explore
+_ROUNDING = 1e-9  # smaller differences of shares are ignored
+_SOLVED = 0.9  # a success rate above which little is left to explore
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _mean(rows: list[dict[str, float]], name: str) -> float | None:
 
 
 def _clear(*rewards: float) -> float:
-    """A difference of rewards of this size that is not noise."""
+    """Return the smallest difference of rewards of this size that is not noise."""
     return _CLEAR * max(1.0, *(abs(reward) for reward in rewards))
 
 
@@ -131,7 +131,7 @@ def no_signal(m: Metrics, guards: Guards) -> Iterator[Report]:
 
 
 def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Report]:
-    """The training reward rises while the holdout falls or stays."""
+    """The training reward rises while the holdout falls or does not move."""
     if "holdout/pass@1" not in m or len(guards.evaluations) < 2:
         return
     start = _mean(guards.first, "reward/mean") or 0.0  # for the evaluation before the first step
@@ -166,7 +166,7 @@ def _left_behind(first: Metrics, now: Metrics) -> bool:
 
 
 def length_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
-    """Answers grow, and success does not."""
+    """Answers grow while the success rate does not."""
     before, now = guards.baseline("length/mean"), guards.recent("length/mean")
     right, right_now = guards.baseline("reward/success"), guards.recent("reward/success")
     if not before or now is None or right is None or right_now is None:
@@ -183,7 +183,7 @@ def length_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
 
 def component_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
     """One component of the reward rises at the cost of the others."""
-    gains = []  # each in multiples of what is clear, as it is, and of which component
+    gains = []  # as a multiple of the smallest clear difference, as it is, and the component's name
     for name in (each for each in m if each.startswith("component/")):
         before, now = guards.baseline(name), guards.recent(name)
         if before is not None and now is not None:
@@ -230,7 +230,7 @@ def truncation(m: Metrics, guards: Guards) -> Iterator[Report]:
 
 
 def entropy_collapse(m: Metrics, guards: Guards) -> Iterator[Report]:
-    """The policy no longer explores, and is not yet right."""
+    """The policy no longer explores, although it is not yet right."""
     before, now = guards.baseline("policy/entropy"), guards.recent("policy/entropy")
     solved = (guards.recent("reward/success") or 0.0) >= _SOLVED
     if before and now is not None and now < guards.cfg.entropy_floor * before and not solved:

@@ -69,7 +69,7 @@ def overrides(adapter: Any, name: str) -> bool:
 
 
 def identify(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:
-    """The name of a sample in the curriculum and in the split: the same in every process."""
+    """Return the name of a sample in the curriculum and in the split: the same in every process."""
     own = adapter.identity(sample) if hasattr(adapter, "identity") else None
     if own is None:
         own = json.dumps(prompt) if prompt is not None else _as_text(sample)
@@ -94,7 +94,7 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         parts = {part.name: getattr(value, part.name) for part in fields(value)}
         if not all(isinstance(part, str | int | float | None) for part in parts.values()):
-            return parts  # whose own order may change; the text of simple parts does not
+            return parts  # the order of a set's repr may change; that of simple parts does not
     text = repr(value)
     if " at 0x" in text:
         raise TypeError(f"{text} is named by where it is in memory")

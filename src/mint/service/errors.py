@@ -14,7 +14,7 @@ from mint.engine.messages import UserError as UserError
 
 log = logging.getLogger(__name__)
 Category = Literal["user", "server"]
-_DISK_FULL = {"SQLITE_FULL", "53100"}  # of SQLite and of PostgreSQL
+_DISK_FULL = {"SQLITE_FULL", "53100"}  # error codes of SQLite and PostgreSQL
 
 
 class ApiError(HTTPException):

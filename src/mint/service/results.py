@@ -1,7 +1,7 @@
 """Bounds on finished results: they are kept in memory, then on disk, then dropped.
 
-Each bound holds for all users together, and one user may have four fifths of what the others leave.
-Beyond it, results of the user that has the most are moved or dropped: first those that were
+Each bound applies to all users together, and one user may use four fifths of what the others leave.
+Beyond it, results of the user who has the most are moved or dropped: first those that were
 retrieved, then the oldest.
 """
 
@@ -29,7 +29,7 @@ class Share:
         return self._of[user]
 
     def has_room(self, user: str) -> bool:
-        """Return whether a user may hold one more."""
+        """Return whether a user may hold one more unit."""
         mine = self._of[user]
         return mine < fair_limit(self._limit, self.total - mine)
 
@@ -104,6 +104,6 @@ def write_body(folder: Path, body: bytes) -> Path:
 
 
 def map_body(file: Path) -> mmap.mmap:
-    """Return the body of a result in a file, of which only what is read is in memory."""
+    """Return the body of a result mapped from its file: only what is read is in memory."""
     with open(file, "rb") as opened:
         return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)

@@ -108,7 +108,7 @@ class _Server(uvicorn.Server):
         url = self._service.settings.url(*self._sock.getsockname()[:2])
         loaded = self._service.engines.loaded()
         plans = [f"mint: {engine.plan}" for engine in loaded if engine.plan is not None]
-        # in one write: many programs read only the first line
+        # one write, because many programs read only the first line
         print("\n".join([f"mint is ready at {url}", *plans]), flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A merged model answers as the adapter did, in the files that the base model has."""
+"""A merged model has the logprobs of the adapter, and the file layout of the base model."""
 
 from __future__ import annotations
 

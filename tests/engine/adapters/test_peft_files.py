@@ -1,4 +1,4 @@
-"""Saved adapters load in PEFT and give there the logprobs that they give here."""
+"""Saved adapters load in PEFT and give the same logprobs there as here."""
 
 from __future__ import annotations
 

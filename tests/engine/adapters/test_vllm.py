@@ -1,4 +1,4 @@
-"""What ``mint export`` writes is what vLLM runs: merged weights and adapters, tied or not.
+"""vLLM runs what ``mint export`` writes: merged weights and adapters, tied or not.
 
 Skipped without vLLM's environment; ``make bench-envs`` makes it.
 """

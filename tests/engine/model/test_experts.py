@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers train and sample as linear layers do; what we cannot run is refused."""
+"""Mixture-of-experts layers train and sample as linear layers do; unsupported ones are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mint.engine.model.experts import (
 )
 from mint.engine.model.precision import choose
 from mint.engine.training.trainer import LoraTrainer
-from tests.engine.conftest import ids, sample
+from tests.engine.conftest import check_batching, ids, sample
 from tests.engine.sampling.test_sampler import train, trained_engine, trainer_logprobs
 from tests.engine.training.test_trainer import (
     PlainModel,
@@ -272,16 +272,7 @@ def test_adapters_of_different_ranks_and_layers_decode_in_one_batch(
         engine.create_sampler(name, run_id=name)
     request = SampleRequest(TEXT, num_samples=2, max_tokens=8, seed=4, stop=[])
     names = ["attn", "base", "mlp", "all", "mlp"]
-    alone = [sample(engine, name, request)[0] for name in names]
-    for ticket, name in enumerate(names):
-        engine.sample(ticket, name, request)
-    together = {}
-    while not engine.sampling.is_idle:
-        together |= {job.ticket: job.result() for job in engine.sampling.step()}
-    for ticket, want in enumerate(alone):
-        for one, other in zip(want.sequences, together[ticket].sequences, strict=True):
-            np.testing.assert_array_equal(one.tokens, other.tokens)
-            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
+    check_batching(engine, names, request)
 
 
 @pytest.mark.parametrize("precision", ["half", "bfloat16"])

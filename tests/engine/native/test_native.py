@@ -83,7 +83,7 @@ def test_each_row_gets_its_own_adapter(
 
 
 @pytest.mark.parametrize("inputs", [64, 3000])
-def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(inputs: int) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(inputs: int) -> None:
     generator = torch.Generator().manual_seed(0)
     packed = native.Packed(numbers(generator, 330, inputs).bfloat16())
     x = numbers(generator, 100, inputs)

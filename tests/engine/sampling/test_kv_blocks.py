@@ -1,4 +1,4 @@
-"""The block manager: what is shared, what is found again, and what makes way."""
+"""The block manager: which blocks are shared, found again, and evicted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ steps = st.lists(st.one_of(texts, st.integers(0, 5)), max_size=30)
 
 @given(steps, st.integers(2, 12))
 def test_whatever_happens_a_prefix_is_found_with_its_own_content(history, size: int) -> None:
-    """A block in use keeps its content, and nobody is given a block of other content."""
+    """A block in use keeps its content, and no sequence gets a block of other content."""
     manager = BlockManager(size)
     held: list[tuple[int, list[int], list[int]]] = []
     content: dict[int, tuple[int, tuple[int, ...]]] = {}  # what was last written into each block

@@ -25,7 +25,7 @@ from mint.engine.model.base_model import BaseModel
 from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.sampling.runner import Runner
 from mint.engine.sampling.sampler import Sampler
-from tests.engine.conftest import ids, sample
+from tests.engine.conftest import check_batching, ids, sample
 from tests.engine.counting import tokens_run
 from tests.tiny import FAMILIES, VOCABULARY, build_model
 
@@ -171,16 +171,7 @@ def test_different_samplers_decode_in_one_batch_each_with_its_own_weights(base: 
     engine.create_sampler("base")
     request = SampleRequest(PROMPT, num_samples=3, max_tokens=8, seed=4, stop=[])
     names = ["base", "trained", "fresh", "trained"]
-    alone = [sample(engine, name, request)[0] for name in names]
-    for ticket, name in enumerate(names):
-        engine.sample(ticket, name, request)
-    together = {}
-    while not engine.sampling.is_idle:
-        together |= {job.ticket: job.result() for job in engine.sampling.step()}
-    for ticket, want in enumerate(alone):
-        for one, other in zip(want.sequences, together[ticket].sequences, strict=True):
-            np.testing.assert_array_equal(one.tokens, other.tokens)
-            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
+    check_batching(engine, names, request)
 
 
 def test_a_request_that_joins_a_running_batch_gets_what_it_would_get_alone(
@@ -202,7 +193,7 @@ def test_a_request_that_joins_a_running_batch_gets_what_it_would_get_alone(
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
 
 
-def test_progress_tells_every_token_once_in_order(base_engine: Engine) -> None:
+def test_progress_reports_every_token_once_in_order(base_engine: Engine) -> None:
     request = SampleRequest(PROMPT, 3, 9, seed=2, stop=[], topk_sample_logprobs=2, progress=True)
     base_engine.sample(0, "base", request)
     base_engine.sample(1, "base", SampleRequest(PROMPT, 1, 20, seed=1, stop=[]))

@@ -1,4 +1,4 @@
-"""Scheduling: who is computed when, what is computed once, and what a failure takes along."""
+"""Scheduling: the order of requests, what is computed once, and what a failure affects."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_request_larger_than_the_pool_is_refused(base: BaseModel) -> None:
         engine.sample(0, "base", SampleRequest(PROMPT, 1, 100))
 
 
-def test_a_long_prompt_is_prefilled_in_chunks_while_answers_go_on(base: BaseModel) -> None:
+def test_a_long_prompt_is_prefilled_in_chunks_while_answers_continue(base: BaseModel) -> None:
     engine = Engine(base)
     small_pool(engine, blocks=60)  # with chunks of 64 tokens
     engine.create_sampler("base")
@@ -192,7 +192,7 @@ def test_running_answers_do_not_wait_for_the_first_token_of_a_prompt(base: BaseM
     engine, runner = engine_with(base, RunsPassesLater, max_rows=4)
     engine.sample(0, "base", SampleRequest(PROMPT, 1, 50, seed=1, stop=[]))
     engine.sampling.step()
-    assert engine.sampling.started == [0]  # nobody else runs
+    assert engine.sampling.started == [0]  # nothing else runs
     engine.sample(1, "base", SampleRequest(LONG, 1, 4, seed=1, stop=[]))
     for _ in range(3):
         engine.sampling.step()
@@ -612,7 +612,7 @@ def test_more_adapters_than_slots_take_turns(base: BaseModel) -> None:
         assert_same(alone, result)
 
 
-def test_a_slot_that_another_adapter_takes_is_counted_so_that_nobody_trusts_it(
+def test_a_slot_taken_by_another_adapter_is_counted_for_runners_that_remember_slots(
     base: BaseModel,
 ) -> None:
     """A runner that remembers slots, as the GPU's does, must see that one was written."""

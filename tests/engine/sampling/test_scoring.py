@@ -1,4 +1,4 @@
-"""What can be asked of a prompt, and of the tokens that were not chosen."""
+"""Scores of prompts, and of tokens that were not chosen."""
 
 from __future__ import annotations
 

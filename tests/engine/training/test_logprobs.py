@@ -165,7 +165,7 @@ def test_a_setting_that_was_used_is_acknowledged(base: BaseModel) -> None:
         ({}, [[2, -2], [3, -1]], r"kept_tokens\[1\] is -2"),
     ],
 )
-def test_mistakes_are_said(
+def test_mistakes_are_reported(
     base: BaseModel, config: dict[str, Any], kept: list[list[int]] | None, text: str
 ) -> None:
     run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)

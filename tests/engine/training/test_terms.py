@@ -157,7 +157,7 @@ def test_trained_through_packed_trees_it_is_that_of_a_plain_float64_model(
         ({"kl_k1": 10**400}, "", "must be a finite number"),
     ],
 )
-def test_what_is_missing_or_unknown_is_said(
+def test_missing_inputs_and_unknown_settings_are_reported(
     base: BaseModel, config: dict[str, Any], drop: str, text: str
 ) -> None:
     run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)

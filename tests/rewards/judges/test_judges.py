@@ -123,7 +123,7 @@ def test_a_failing_judge_is_a_failure_and_never_a_score(
             reward("5")
 
 
-def test_a_judge_that_is_not_there_is_a_failure() -> None:
+def test_an_unreachable_judge_is_a_failure() -> None:
     reward = JudgeReward(ChatEndpoint("judge", "http://127.0.0.1:9/v1", retries=0), RUBRIC)
     with pytest.raises(RewardFailed, match="Check the address"):
         reward("4")
@@ -176,7 +176,7 @@ def test_groups_that_are_judged_at_once_share_the_places_of_the_endpoint(paralle
         assert asyncio.run(work(server)) == parallel
 
 
-def test_who_gives_up_does_not_take_the_answer_from_others_who_asked_the_same() -> None:
+def test_a_cancelled_request_does_not_cancel_others_that_wait_for_the_same_answer() -> None:
     asked, given_up = threading.Event(), threading.Event()
 
     def judge(body: dict[str, Any]) -> str:
@@ -240,7 +240,7 @@ def test_a_pairwise_judge_orders_its_group(mode: Any) -> None:
     assert len(server.requests) == 2 * pairs
 
 
-def test_a_judge_that_prefers_a_position_has_said_tie() -> None:
+def test_a_judge_that_prefers_a_position_counts_as_a_tie() -> None:
     with judge_server(first_wins) as server:
         swapped = outcomes(PairwiseJudge(endpoint(server)), "x", "yy")
         not_swapped = outcomes(PairwiseJudge(endpoint(server), swap=False), "x", "yy")

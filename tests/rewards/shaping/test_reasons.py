@@ -28,7 +28,7 @@ def test_a_weighted_sum_keeps_the_reasons_of_its_components() -> None:
     assert set(score.reasons) <= set(score.components)
 
 
-def test_a_gate_says_whether_it_paid() -> None:
+def test_a_gate_says_whether_the_reward_was_counted() -> None:
     closed, opened = gated(plain, polite)("x"), gated(polite, plain)("x")
     assert closed is not None
     assert opened is not None

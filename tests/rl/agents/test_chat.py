@@ -94,7 +94,7 @@ def test_logprobs_are_those_of_the_very_tokens_in_their_context(policy: Policy) 
             assert logprob == pytest.approx(other, abs=1e-4)
 
 
-def test_a_whole_conversation_that_extends_goes_on_in_its_segment(policy: Policy) -> None:
+def test_a_conversation_that_extends_the_last_one_continues_its_segment(policy: Policy) -> None:
     async def talk(chat: Chat) -> None:
         messages = [{"role": "user", "content": "ab"}]
         messages.append((await chat.complete(messages)).message)
@@ -116,7 +116,7 @@ def test_a_whole_conversation_that_extends_goes_on_in_its_segment(policy: Policy
 
 
 @pytest.mark.parametrize("change", ["past", "in place", "name", "reply", "shorter"])
-def test_a_conversation_whose_past_was_changed_becomes_several_segments(
+def test_a_conversation_whose_earlier_messages_change_becomes_several_segments(
     policy: Policy, change: str
 ) -> None:
     async def talk(chat: Chat) -> None:
@@ -156,7 +156,7 @@ def test_a_rollout_ends_at_its_turn_limit_and_its_context(policy: Policy) -> Non
         run(talk(Chat(policy, seed=1, context_length=60)))
 
 
-def test_a_reply_that_could_not_be_given_changes_nothing(policy: Policy) -> None:
+def test_a_failed_reply_changes_nothing(policy: Policy) -> None:
     chat, other = Chat(policy, seed=1, context_length=40), Chat(policy, seed=1)
     for each in (chat, other):
         each.user("ab")
@@ -181,7 +181,7 @@ def test_the_last_reply_gets_the_room_that_is_left(policy: Policy) -> None:
     assert len(reply.tokens) <= 3 < policy.max_tokens
 
 
-def test_one_thing_is_said_at_a_time(policy: Policy) -> None:
+def test_a_conversation_accepts_no_message_while_a_reply_is_sampled(policy: Policy) -> None:
     chat = Chat(policy, seed=1)
     chat.user("ab")
 
@@ -215,7 +215,7 @@ def test_nothing_is_recorded_after_the_end(policy: Policy) -> None:
         chat.user("cd")
 
 
-def test_tools_are_told_at_the_beginning_and_not_silently_forgotten_later(policy: Policy) -> None:
+def test_tools_are_declared_before_the_first_reply_or_after_a_restart(policy: Policy) -> None:
     chat = Chat(policy, seed=1)
     chat.use_tools([{"type": "function", "function": {"name": "a"}}])
     chat.user("ab")
@@ -227,7 +227,7 @@ def test_tools_are_told_at_the_beginning_and_not_silently_forgotten_later(policy
     chat.use_tools([{"type": "function", "function": {"name": "b"}}])
 
 
-def test_an_example_is_read_but_neither_trained_on_nor_counted_as_said(policy: Policy) -> None:
+def test_an_example_is_neither_trained_on_nor_counted_as_a_reply(policy: Policy) -> None:
     chat = Chat(policy, seed=1)
     chat.user("ab")
     chat.add("assistant", "cd")
@@ -238,7 +238,7 @@ def test_an_example_is_read_but_neither_trained_on_nor_counted_as_said(policy: P
     assert "cd" in policy.tokenizer.decode(chat.segments[0].tokens[: -len(reply.tokens)])
 
 
-def test_the_record_tells_examples_from_what_was_sampled(policy: Policy) -> None:
+def test_the_record_distinguishes_examples_from_sampled_replies(policy: Policy) -> None:
     chat = Chat(policy, seed=1)
     chat.system("Be brief.")
     for role, content in [("user", "ab"), ("assistant", "cd"), ("tool", "2"), ("assistant", "x")]:

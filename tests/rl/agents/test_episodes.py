@@ -159,7 +159,7 @@ def call(tool: str, /, **arguments: str) -> str:
     return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
 
 
-def test_a_code_agent_edits_files_and_is_paid_by_tests_that_it_does_not_see(
+def test_a_code_agent_edits_files_and_is_scored_by_hidden_tests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     need_sandbox()

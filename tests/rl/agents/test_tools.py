@@ -1,4 +1,4 @@
-"""Tools: whatever the model asks for, and whatever they do, the model gets an answer."""
+"""Tools: whatever the model calls, and whatever a tool does, the model gets a result."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_tool_has_the_name_of_its_key() -> None:
         ({"a": 1}, "1 is not a tool"),
     ],
 )
-def test_what_is_no_tool_is_a_clear_error(tools: Any, said: str) -> None:
+def test_a_value_that_is_not_a_tool_is_a_clear_error(tools: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         asyncio.run(run_tools(tools, [ToolCall("a")]))
 

@@ -1,4 +1,4 @@
-"""Importance weights: of tokens and of answers, cut or left out, against plain loops."""
+"""Importance weights of tokens and answers, truncated or masked, against plain loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staying near a reference: what is measured, and what it costs."""
+"""The KL to a reference: its measurement, and its penalty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Settings = Callable[..., RLConfig]
 Rows = Callable[[], list[dict[str, Any]]]
 
 
-def test_kl_to_the_base_model_is_nothing_at_first_and_costs_reward_later(
+def test_kl_to_the_base_model_is_zero_at_first_and_costs_reward_later(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, tmp_path: Path
 ) -> None:
     run_grpo(Letters(), settings(steps=3, kl_penalty_coef=0.1), service=client)
@@ -45,7 +45,7 @@ def test_kl_to_a_checkpoint_is_measured_against_that_checkpoint(
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "truncated_importance": 2.0}])
-def test_every_answer_pays_for_its_tokens_at_temperature_1(
+def test_the_kl_penalty_of_an_answer_is_that_of_its_tokens_at_temperature_1(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     trained = run_grpo(Letters(), settings(run_dir=str(tmp_path / "before")), service=client)

@@ -1,4 +1,4 @@
-"""The demo tasks by themselves: what they ask, what they pay, what they refuse."""
+"""The demo tasks by themselves: their prompts, their rewards, what they reject."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load(name: str) -> Any:
     return module
 
 
-def test_the_tool_agent_is_paid_for_its_outcome_and_its_conduct() -> None:
+def test_the_reward_of_the_tool_agent_is_the_outcome_minus_costs() -> None:
     tools = load("tool_use")
     environment, task = tools.ToolUseEnvironment(), tools.Purchase("bread", 3)
 
@@ -109,7 +109,7 @@ def test_countdown_asks_in_one_line_and_shows_its_examples_alike() -> None:
     assert asked.endswith(f"Target: {given['target']}. Expression:")
 
 
-def test_countdown_pays_for_coming_near_only_when_asked_and_never_in_the_holdout() -> None:
+def test_countdown_gives_partial_credit_only_if_set_and_never_in_the_holdout() -> None:
     pytest.importorskip("reasoning_gym")
     make = load("countdown").CountdownAdapter
     strict, lenient = make(0, COUNTDOWN), make(0, COUNTDOWN, partial_credit=True)
@@ -161,7 +161,7 @@ def test_countdown_holds_out_a_problem_in_every_order_and_wording() -> None:
     assert len(by_identity) > len(tasks) / 3
 
 
-def test_the_hackable_reward_pays_for_what_the_holdout_does_not() -> None:
+def test_the_hackable_reward_counts_what_the_holdout_does_not() -> None:
     adapter = load("hackable_math").HackableMathAdapter()
     task: Task = adapter.build_dataset()[0]
     right = task.metadata["answer"]
@@ -171,7 +171,7 @@ def test_the_hackable_reward_pays_for_what_the_holdout_does_not() -> None:
     assert adapter.holdout_reward(right, task).total == 1.0
 
 
-def test_what_the_judge_is_taught_is_short_finished_and_on_the_subject() -> None:
+def test_the_judge_learns_to_prefer_short_complete_answers_on_the_subject() -> None:
     chat = load("preference_chat")
     question = next(q for q in chat.questions(held_out=False) if q.text == "Why do cats purr?")
     assert chat.wanted("Cats purr when they are happy.", question)
@@ -212,7 +212,7 @@ def test_a_verdict_is_the_judges_own_logprobs_in_both_orders(
     assert asyncio.run(judge.prefers("Why?", y, x)) == pytest.approx(1 - sure, abs=1e-4)
 
 
-def test_an_answer_is_paid_for_beating_the_reference(
+def test_an_answer_is_rewarded_for_beating_the_reference(
     service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINT_BASE_URL", service)

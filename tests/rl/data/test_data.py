@@ -201,7 +201,7 @@ def lesson(identity: str, *rewards: float) -> Group:
     return Group(identity, identity, identity, [Rollout([], "", reward=r) for r in rewards])
 
 
-def test_a_curriculum_goes_on_from_its_state_and_knows_what_it_knew_a_step_ago() -> None:
+def test_a_curriculum_resumes_from_its_state_and_from_that_of_the_step_before() -> None:
     first, second = Curriculum(), Curriculum()
     first.learn_from([lesson("a", 1.0, 0.0), lesson("b", 1.0)], threshold=1.0, step=1)
     before = first.as_of(1)
@@ -214,7 +214,7 @@ def test_a_curriculum_goes_on_from_its_state_and_knows_what_it_knew_a_step_ago()
     assert weights[0] != [first.weight(name) for name in "abc"]
 
 
-def test_a_batch_drawn_ahead_is_the_same_whenever_its_lessons_come_in() -> None:
+def test_a_batch_drawn_ahead_does_not_depend_on_when_results_arrive() -> None:
     cfg = RLConfig(curriculum=True, max_staleness=1)
     lessons = [lesson(f"{i}:", float(i % 3 == 0), float(i % 2)) for i in range(30)]
 
@@ -241,7 +241,7 @@ def test_a_task_without_a_stable_text_is_refused(task: Any) -> None:
         identify(object(), task, None)
 
 
-def test_a_task_that_speaks_of_objects_is_a_text_like_any_other() -> None:
+def test_a_task_whose_text_looks_like_an_object_address_is_accepted() -> None:
     assert identify(object(), "What prints <Foo object at 0x7f>?", None)
 
 

@@ -293,7 +293,7 @@ def test_what_cannot_be_used_is_named_with_file_row_and_field(name: str, write: 
     assert told in str(error.value)
 
 
-def test_a_model_without_a_chat_template_is_told_to_take_text(write: Write) -> None:
+def test_a_model_without_a_chat_template_needs_plain_text(write: Write) -> None:
     task = DatasetTask(write(SUMS))
     plain = build_tokenizer()
     plain.chat_template = None

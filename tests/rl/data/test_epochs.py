@@ -107,7 +107,7 @@ def test_with_a_curriculum_no_item_that_it_keeps_is_left_behind(
     assert max(kept) - min(kept) <= 1
 
 
-def test_the_reviewers_case_of_refills_sees_no_prompt_twice_in_the_first_pass() -> None:
+def test_refills_see_no_prompt_twice_in_the_first_pass() -> None:
     data = Data(Rows(100), TOKENIZER, RLConfig(data_order="shuffled", batch_size=8))
     seen: list[str] = []
     for step in range(1, 7):

@@ -1,4 +1,4 @@
-"""Data files: what is read, and what is told about a file that cannot be."""
+"""Data files: which are read, and messages for those that cannot be."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_used_is_named_with_its_line(name: str, tmp_path: 
     assert str(tmp_path / file) in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_the_files_that_exist(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl")
     with pytest.raises(DataError, match=r"There is no file .*tran\.jsonl\. Did you mean 'train"):
         read_rows(tmp_path / "tran.jsonl")

@@ -34,7 +34,7 @@ def test_only_sampled_tokens_carry_weight_logprob_and_advantage() -> None:
     assert list(values(datum, "advantages")) == [0, 0, 2, 2]
 
 
-def test_a_conversation_masks_what_others_said_and_ends_with_the_last_reply() -> None:
+def test_a_conversation_masks_other_messages_and_ends_with_the_last_reply() -> None:
     segment = Segment.of([1, 2], [3, 4], [-0.1, -0.2])
     segment.extend(Segment.of([5, 6], [7], [-0.3]))
     segment.extend(Segment.of([8, 9], [], []))
@@ -178,7 +178,7 @@ def test_an_edited_datum_is_found_whichever_of_its_tokens_were_changed(
         assert unmasked([masked, wrong], groups) == [1]
 
 
-def test_an_answer_that_quotes_its_prompt_is_no_bug_when_both_were_edited() -> None:
+def test_an_answer_that_quotes_its_prompt_is_not_reported_when_both_were_edited() -> None:
     quoted = [*range(10, 30)]
     answer = Segment.of([1, 2, *quoted, 3], [4, *quoted, 5], [-0.5] * 22)
     groups = [group(Rollout([answer], "text", reward=1.0, advantage=1.0))]
@@ -209,13 +209,13 @@ def test_a_datum_without_weights_has_those_that_the_service_takes() -> None:
     assert unmasked([everywhere], groups) == [0]
 
 
-def test_an_answer_that_begins_another_prompt_is_no_bug() -> None:
+def test_an_answer_that_begins_another_prompt_is_not_reported() -> None:
     longer = Rollout([Segment.of([1, 2, 3], [5], [-0.5])], "text", reward=1.0, advantage=1.0)
     groups = [group(answered([3, 4], 0.5), answered([3, 6], -0.5)), group(longer)]
     assert unmasked(build_datums(groups), groups) == []
 
 
-def test_a_reply_that_another_context_only_quotes_is_no_bug() -> None:
+def test_a_reply_that_another_context_quotes_is_not_reported() -> None:
     whole = Segment.of([1, 2], [3], [-0.5])
     whole.extend(Segment.of([4], [5], [-0.5]))
     quoted = Segment.of([1, 2, 3, 4], [5], [-0.5])

@@ -1,4 +1,4 @@
-"""Bisection: the neighbours between which a metric broke, with as few evaluations as can be."""
+"""Bisection: the two neighbouring steps between which a metric dropped, with few evaluations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_search_ends_at_the_step_that_broke(steps: list[int], data: st.DataO
 
 
 @given(STEPS, st.data())
-def test_whatever_is_gone_or_noisy_the_answer_is_good_then_bad_with_nothing_told_between(
+def test_bisection_ends_between_a_good_and_a_bad_step_whatever_is_missing_or_noisy(
     steps: list[int], data: st.DataObject
 ) -> None:
     told = {step: data.draw(st.sampled_from([True, False, None])) for step in steps[1:-1]}
@@ -133,7 +133,7 @@ def test_ends_that_cannot_be_are_refused_with_those_that_can(asked: Any, said: s
         Bisection(run, "pass_1", Weights()).search(**asked)
 
 
-def test_a_single_checkpoint_is_nothing_to_compare() -> None:
+def test_a_single_checkpoint_cannot_be_bisected() -> None:
     with pytest.raises(ConfigError, match=r"no two checkpoints.*keep_every"):
         Bisection(points({}, kept=[10]), "pass_1", Weights(_10=50)).search()
 

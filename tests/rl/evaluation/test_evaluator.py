@@ -1,4 +1,4 @@
-"""Evaluation of checkpoints: the same exam for every one, paid by the truth where there is one."""
+"""Evaluation of checkpoints: the same prompts for each, scored by the holdout reward if any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import mint
 from mint.rl import Chat, Evaluation, Evaluator, RLConfig, run_grpo
 from mint.rl.evaluation.bisect import PastRun
-from mint.rl.evaluation.evaluator import Examiner, with_holdout_reward
+from mint.rl.evaluation.evaluator import SetEvaluator, with_holdout_reward
 from mint.rl.evaluation.scores import METRICS
 from tests.rl.conftest import Letters
 
@@ -63,15 +63,13 @@ def test_an_evaluation_is_read_back_from_the_metrics_file(
         assert estimate.low <= estimate.value <= estimate.high
 
 
-def test_evaluation_is_paid_by_the_holdout_reward(
-    client: mint.ServiceClient, settings: Settings
-) -> None:
+def test_evaluation_uses_the_holdout_reward(client: mint.ServiceClient, settings: Settings) -> None:
     cfg = settings(**HELD)
     wanted = Evaluator(Letters(), cfg, client).of(None)
     assert Evaluator(Fooled(), cfg, client).of(None) == wanted
 
 
-def test_an_environment_is_paid_by_its_holdout_reward_after_the_same_conversation(
+def test_an_environment_is_evaluated_by_its_holdout_reward_after_the_same_conversation(
     client: mint.ServiceClient, settings: Settings
 ) -> None:
     class Shop:
@@ -138,7 +136,7 @@ def test_a_policy_that_always_reaches_the_turn_limit_is_wrong_and_stops_nothing(
     cfg = settings(max_turns=1)
     found = Evaluator(Endless(), cfg, client).of(None)
     assert (found.prompts, found.failed, found.pass_1) == (2, 2, 0.0)
-    assert Examiner(Endless(), cfg).of(client, None)["holdout"].evaluation == found
+    assert SetEvaluator(Endless(), cfg).of(client, None)["holdout"].evaluation == found
 
 
 class Mixed(Letters):
@@ -185,7 +183,7 @@ def test_an_answer_without_a_reward_is_wrong_where_another_to_the_same_prompt_ha
     found = Evaluator(EverySecond(), cfg, client).of(None)
     assert (found.prompts, found.samples, found.left_out, found.unrewarded) == (1, 4, 1, 2)
     assert (found.pass_1, found.failed) == (0.5, 0)
-    assert Examiner(EverySecond(), cfg).of(client, None)["holdout"].evaluation == found
+    assert SetEvaluator(EverySecond(), cfg).of(client, None)["holdout"].evaluation == found
 
 
 def test_a_resumed_run_leaves_out_the_prompts_of_its_first_evaluation(
@@ -201,7 +199,7 @@ def test_a_resumed_run_leaves_out_the_prompts_of_its_first_evaluation(
     assert [row["holdout/pass@1"] for row in metrics()] == pytest.approx([1, 1, 1 / 3])
 
 
-def test_a_task_without_a_truth_of_its_own_is_paid_by_its_reward() -> None:
+def test_a_task_without_a_holdout_reward_is_evaluated_by_its_reward() -> None:
     letters = Letters()
     assert with_holdout_reward(letters) is letters
 

@@ -99,7 +99,7 @@ def test_the_best_weights_are_named_and_the_model_before_training_takes_part(
     assert advice(found, PATHS, "some/model")[-1] == f"Best on the holdout: {said}"
 
 
-def test_without_a_holdout_nothing_is_said() -> None:
+def test_without_a_holdout_nothing_is_reported() -> None:
     assert advice({}, PATHS, "some/model") == []
 
 

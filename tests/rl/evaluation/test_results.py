@@ -28,7 +28,7 @@ from mint.rl.evaluation.endpoint import (
     EndpointTokenizer,
     read_request,
 )
-from mint.rl.evaluation.evaluator import Examiner
+from mint.rl.evaluation.evaluator import SetEvaluator
 from mint.rl.evaluation.results import PromptResult, SetResult
 from mint.rl.messages.rendering import Renderer
 from tests.rewards.judges.judge_server import judge_server
@@ -208,8 +208,8 @@ def test_a_set_without_prompts_is_a_clear_error(client: mint.ServiceClient) -> N
 
     cfg = RLConfig(base_model=MODEL, max_tokens=4)
     with pytest.raises(ConfigError, match="The set 'rest' is empty: build_eval_sets"):
-        Examiner(Empty(), cfg).of(client, None)
-    assert list(Examiner(Empty(), cfg, ["holdout"]).of(client, None)) == ["holdout"]
+        SetEvaluator(Empty(), cfg).of(client, None)
+    assert list(SetEvaluator(Empty(), cfg, ["holdout"]).of(client, None)) == ["holdout"]
 
 
 class Echo(RLAdapter):
@@ -256,26 +256,26 @@ class Talk:
         return number / 2
 
 
-def test_the_service_is_examined_on_every_set(client: mint.ServiceClient) -> None:
+def test_a_checkpoint_of_the_service_is_evaluated_on_every_set(client: mint.ServiceClient) -> None:
     cfg = RLConfig(base_model=MODEL, max_tokens=4, eval_samples=2, eval_temperature=1.0)
-    found = Examiner(Echo(), cfg).of(client, None)
+    found = SetEvaluator(Echo(), cfg).of(client, None)
     assert {name: len(each.prompts) for name, each in found.items()} == {"holdout": 4, "rest": 4}
     assert found["rest"].samples == 2
     assert sorted(found["rest"].by_category()) == ["even", "odd"]
-    again = Examiner(Echo(), cfg, ["rest"]).of(client, None)
+    again = SetEvaluator(Echo(), cfg, ["rest"]).of(client, None)
     assert list(again) == ["rest"]
     assert again["rest"] == found["rest"]
     with pytest.raises(ConfigError, match="It has holdout, rest"):
-        Examiner(Echo(), cfg, ["res"]).of(client, None)
+        SetEvaluator(Echo(), cfg, ["res"]).of(client, None)
 
 
 @pytest.mark.parametrize("task", [Echo(), Talk()], ids=["adapter", "environment"])
-def test_a_model_behind_an_endpoint_is_examined(
+def test_a_model_behind_an_endpoint_is_evaluated_on_a_set(
     task: Any, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "tml-rl")
     cfg = RLConfig(base_model=MODEL, max_tokens=4, eval_samples=2, eval_temperature=1.0)
-    found = Examiner(task, cfg, ["holdout"]).of_endpoint(f"{service}/oai/api/v1", MODEL)
+    found = SetEvaluator(task, cfg, ["holdout"]).of_endpoint(f"{service}/oai/api/v1", MODEL)
     rewards = [reward for prompt in found["holdout"].prompts for reward in prompt.rewards]
     assert len(rewards) == 2 * len(task.build_holdout())
     assert None not in rewards
@@ -302,7 +302,7 @@ def test_calls_that_a_server_parsed_return_to_it_as_it_sent_them() -> None:
 
     with judge_server(answer) as server:
         cfg = RLConfig(base_model=MODEL, max_tokens=64, holdout_size=1)
-        found = Examiner(Calls(), cfg, ["holdout"]).of_endpoint(server.url, "any")
+        found = SetEvaluator(Calls(), cfg, ["holdout"]).of_endpoint(server.url, "any")
     assert found["holdout"].pass_at(1) == 1.0
     asked, called, first, second = server.requests[-1]["messages"]
     assert asked == {"role": "user", "content": "Halve it."}
@@ -345,7 +345,7 @@ def test_an_endpoint_that_refuses_says_what_to_check(service: str) -> None:
         asyncio.run(client.sample_async(prompt, 1, params))
 
 
-def test_messages_reach_an_endpoint_as_they_were_said() -> None:
+def test_messages_reach_an_endpoint_unchanged() -> None:
     renderer = Renderer(EndpointTokenizer(), [{"type": "function", "function": {"name": "f"}}])
     tokenizer = EndpointTokenizer()
     start = renderer.start(

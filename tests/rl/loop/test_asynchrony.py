@@ -1,4 +1,4 @@
-"""Sampling ahead by several steps: which weights made each token, and what is too old."""
+"""Sampling ahead by several steps: which weights sampled each token, and what is too old."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_a_run_learns_and_says_where_its_weights_are(
     assert client.create_sampling_client(model_path=path)
 
 
-def test_in_a_notebook_ctrl_c_saves_and_the_same_cell_goes_on(
+def test_in_a_notebook_ctrl_c_saves_and_the_same_cell_resumes(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, capsys: Any
 ) -> None:
     class Pressed(Letters):

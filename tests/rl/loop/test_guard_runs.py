@@ -1,4 +1,4 @@
-"""Guard rails in real runs: each kind of trouble, made on purpose, is told at its step."""
+"""Guard rails in real runs: each kind of problem, provoked on purpose, is reported at its step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Shifted(Letters):
 
 
 class Rambling:
-    """A conversation that goes on longer with every step."""
+    """A conversation that gets longer with every step."""
 
     step = 0
 
@@ -117,7 +117,7 @@ TROUBLE: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(TROUBLE))
-def test_trouble_is_told_at_the_step_where_it_begins(
+def test_each_problem_is_reported_at_the_step_where_it_begins(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path, capsys: Any, name: str
 ) -> None:
     task, more = TROUBLE[name]

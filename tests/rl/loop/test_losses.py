@@ -1,4 +1,4 @@
-"""What the service trains on is what the settings say: each loss against its formula in float64."""
+"""The service trains as the settings say: each loss against its formula in float64."""
 
 from __future__ import annotations
 

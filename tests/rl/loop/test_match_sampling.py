@@ -1,4 +1,4 @@
-"""Trainer and sampler speak of the same distribution, at any temperature and with filters."""
+"""Trainer and sampler use the same distribution, at any temperature and with filters."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_an_answer_that_failed_earns_the_worst_reward_and_is_never_right() -> No
 
 
 @pytest.mark.parametrize("rewards", [[[1.0, 0.0]], [], [[]]])
-def test_an_interval_that_is_not_known_is_no_number(rewards: list[list[float]]) -> None:
+def test_an_unknown_interval_is_left_out_of_the_metrics(rewards: list[list[float]]) -> None:
     found = evaluate(rewards, threshold=1.0)
     assert all(math.isfinite(value) for value in found.metrics().values())
     assert Evaluation.read(found.metrics()) == found

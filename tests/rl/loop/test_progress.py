@@ -1,4 +1,4 @@
-"""What a run shows of itself: a line for every step, and on a terminal how far sampling is."""
+"""The output of a run: a line for every step, and on a terminal the progress of sampling."""
 
 from __future__ import annotations
 

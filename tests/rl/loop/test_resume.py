@@ -1,4 +1,4 @@
-"""Interruptions: the same call goes on where it stopped, as if nothing had happened."""
+"""Interruptions: the same call resumes where it stopped, as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     ]
 
 
-def test_a_run_that_samples_ahead_goes_on_with_the_same_prompts(
+def test_a_run_that_samples_ahead_resumes_with_the_same_prompts(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path
 ) -> None:
     ahead = {**FULL, "max_staleness": 1, "eval_every": 0, "learning_rate": 0.0}
@@ -113,7 +113,7 @@ def test_a_run_that_samples_ahead_goes_on_with_the_same_prompts(
     assert all(row["step"] - 1 - row["version"] <= 1 for row in resumed)
 
 
-def test_a_finished_run_says_where_its_weights_are_and_goes_on_only_when_asked_for_more(
+def test_a_finished_run_names_its_weights_and_continues_only_with_more_steps(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path
 ) -> None:
     path = run_grpo(Letters(), settings(), service=client)
@@ -156,7 +156,7 @@ def test_without_a_run_dir_the_same_script_finds_its_unfinished_run(
     first = opened()
     assert opened() == first
     with RunDirectory(first):
-        assert opened() != first  # somebody is writing to it
+        assert opened() != first  # another process is writing to it
     assert opened(finished=True) == first
     assert opened() == Path(f"{first}-2")
 
@@ -184,7 +184,7 @@ def test_tasks_with_other_names_are_other_runs(
         opened("gym:b", settings())
 
 
-def test_a_checkpoint_that_is_gone_is_said_with_what_to_do(
+def test_a_missing_checkpoint_is_reported_with_what_to_do(
     client: mint.ServiceClient, other_service: LiveService, settings: Settings
 ) -> None:
     run_grpo(Letters(), settings(), service=client)

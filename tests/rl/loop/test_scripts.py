@@ -1,4 +1,4 @@
-"""Scripts as people run them, interrupted and killed: how they end, and that they go on."""
+"""Scripts as people run them, interrupted and killed: how they end, and that they resume."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ run_grpo(Task(), RLConfig(base_model="{MODEL}", steps=1000, batch_size=2, max_to
 
 
 @pytest.mark.slow
-def test_a_script_ends_ctrl_c_in_one_line_and_the_same_command_goes_on_after_anything(
+def test_ctrl_c_ends_a_script_with_one_line_and_the_same_command_resumes_it(
     service: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "task.py"

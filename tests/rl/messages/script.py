@@ -1,4 +1,4 @@
-"""A model that says what it is told to."""
+"""A model that gives scripted replies."""
 
 from __future__ import annotations
 

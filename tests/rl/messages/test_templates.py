@@ -291,14 +291,14 @@ def test_the_results_of_several_calls_carry_their_calls_ids_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_mark_that_ended_a_reply_is_no_part_of_its_text(name: str) -> None:
+def test_the_mark_that_ended_a_reply_is_not_part_of_its_text(name: str) -> None:
     family = FAMILIES[name]
     chat, _ = begun(family.tokenizer(), (f"Four.{family.ends[1]}", "stop"))
     chat.user("Two and two?")
     assert asyncio.run(chat.reply()).text == "Four." + family.ends[1].rpartition("<")[0]
 
 
-def test_what_a_template_refuses_is_said_with_its_own_words() -> None:
+def test_a_template_that_rejects_messages_is_quoted() -> None:
     tokenizer = FAMILIES["gemma"].tokenizer()
     chat, _ = begun(tokenizer, ("Four.<end_of_turn>", "stop"))
     chat.system("Be brief.")
@@ -373,7 +373,7 @@ def test_smollm2_as_it_is() -> None:
     assert chat.segments[0].tokens == tokens
 
 
-def test_a_plain_text_begins_as_the_model_wants_and_goes_on_without_another_beginning() -> None:
+def test_a_plain_text_gets_the_initial_tokens_of_the_model_only_once() -> None:
     pieces = ["<s>", "</s>", "▁", *(chr(code) for code in range(10, 127))]
     vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
     own = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

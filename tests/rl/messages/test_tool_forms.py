@@ -1,4 +1,4 @@
-"""How the models that people use write calls of tools: one row for each form, with its models.
+"""How common models write tool calls: one row for each form, with its models.
 
 The replies are made up; their marks and notations are those of the families' chat templates.
 """
@@ -235,7 +235,7 @@ def test_a_call_in_a_thought_that_the_prompt_opened_is_none_until_the_thought_is
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_call_that_was_cut_off_anywhere_never_raises_and_never_invents_an_argument(
+def test_a_truncated_call_never_raises_and_never_invents_an_argument(
     name: str,
 ) -> None:
     text, calls = FORMS[name]

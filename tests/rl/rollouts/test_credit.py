@@ -206,7 +206,7 @@ class Steps:
         return per_turn(rewards[: self.paid])
 
 
-def test_an_environment_that_pays_turns_trains_on_them(
+def test_an_environment_with_rewards_per_turn_trains_on_them(
     client: mint.ServiceClient, settings: Settings
 ) -> None:
     cfg = settings(discount=0.5, advantage="centre")
@@ -247,7 +247,7 @@ class ByToken(Steps):
         return per_token(rewards)
 
 
-def test_an_environment_that_pays_tokens_trains_on_them(
+def test_an_environment_with_rewards_per_token_trains_on_them(
     client: mint.ServiceClient, settings: Settings
 ) -> None:
     with stepping(ByToken(), settings(discount=0.0, advantage="centre"), client) as run:

@@ -1,4 +1,4 @@
-"""What a policy's answer says, and calls that never come back as they should."""
+"""Answers of a policy, and responses of a service that are not as they should be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards as they come in: what is not a number is counted and never trained on."""
+"""Rewards as they arrive: those that are not numbers are counted and never trained on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scored(value: Any, weights: dict[str, float] | None = None) -> Rollout:
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, "good", "0.5", ZeroDivisionError("x"), [1.0]]
 )
-def test_what_is_not_a_number_is_no_reward(value: Any) -> None:
+def test_only_numbers_are_rewards(value: Any) -> None:
     rollout = scored(value)
     assert rollout.reward is None
     assert rollout.error
@@ -47,7 +47,7 @@ def test_weights_take_the_place_of_the_total() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0.5, [1.0]])
-def test_a_group_that_is_not_paid_one_by_one_is_a_failure_of_each_answer(value: Any) -> None:
+def test_a_wrong_number_of_rewards_is_a_failure_of_each_answer(value: Any) -> None:
     class Judged(Letters):
         def compute_rewards(self, responses: Any, sample: str) -> Any:
             return value

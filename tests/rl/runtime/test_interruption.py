@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: one line, the exit code 130, and a run that goes on as if nothing was."""
+"""Ctrl-C at any moment: one line, the exit code 130, and a run that resumes without a trace."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Finger(Letters):
 
 @pytest.fixture(scope="module")
 def whole(live_service: LiveService, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a run that nobody interrupted."""
+    """The run directory of an uninterrupted run."""
     return tmp_path_factory.mktemp("whole")
 
 
@@ -103,7 +103,7 @@ def answers(folder: Path) -> list[tuple[Any, ...]]:
         *((calls, 2) for calls in range(1750, 11750, 4000)),
     ],
 )
-def test_ctrl_c_at_any_moment_ends_cleanly_and_the_same_call_goes_on(
+def test_ctrl_c_at_any_moment_ends_cleanly_and_the_same_call_resumes(
     client: mint.ServiceClient,
     settings: Settings,
     tmp_path: Path,

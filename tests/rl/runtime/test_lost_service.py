@@ -1,4 +1,4 @@
-"""A service that is killed in the middle of a step: one message, and the same call goes on."""
+"""A service that is killed in the middle of a step: one message, and the same call resumes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_service_killed_in_the_middle_of_a_step_costs_that_step_and_no_more(
 
 
 @pytest.mark.slow
-def test_a_service_that_comes_back_in_time_costs_nothing(
+def test_a_service_that_returns_in_time_loses_nothing(
     own_service: Start, settings: Settings, tmp_path: Path
 ) -> None:
     first = own_service()
@@ -133,7 +133,7 @@ def test_the_end_of_the_embedded_service_ends_the_run_at_once(
     assert [row["step"] for row in read_rows(tmp_path / "run" / METRICS)] == [1, 2]
 
 
-def test_a_service_that_is_not_there_is_said_before_anything_is_asked_of_it(
+def test_a_missing_service_is_reported_before_the_first_request(
     settings: Settings, capsys: Any
 ) -> None:
     nowhere = mint.ServiceClient(base_url="http://127.0.0.1:9", api_key="tml-rl")

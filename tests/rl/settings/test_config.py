@@ -124,7 +124,7 @@ def test_the_environment_can_say_none_and_a_new_line() -> None:
         ),
     ],
 )
-def test_a_mistake_fails_where_it_is_typed_and_says_what_would_be_right(
+def test_an_invalid_setting_fails_where_it_is_assigned_and_says_what_is_valid(
     settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
@@ -147,7 +147,7 @@ def test_a_mistake_in_the_environment_names_the_variable(
     assert variable in str(error.value)
 
 
-def test_a_variable_that_sets_nothing_is_told_of_but_may_be_a_scripts_own() -> None:
+def test_an_unknown_variable_is_reported_but_not_an_error() -> None:
     with pytest.warns(UserWarning, match="Did you mean 'MINT_RL_STEPS'"):
         assert RLConfig.from_env({"MINT_RL_STPES": "3"}) == RLConfig()
 
@@ -187,7 +187,7 @@ def test_more_steps_are_the_same_run_and_another_rate_is_not() -> None:
     assert RLConfig(rank=8).differences(cfg.as_dict()) == {"rank": (8, 16)}
 
 
-def test_what_is_probably_not_meant_is_said() -> None:
+def test_suspicious_settings_are_reported() -> None:
     assert RLConfig().notes() == []
     assert "temperature=1.0" in RLConfig(loss_fn="ppo").notes()[0]
     assert RLConfig(loss_fn="ppo", temperature=1.0, substeps=2).notes() == []
@@ -234,7 +234,7 @@ def test_what_is_probably_not_meant_is_said() -> None:
         ({"overlong_limit": 0.5}, "overlong_limit", "overlong_buffer"),
     ],
 )
-def test_a_setting_that_does_nothing_is_said_with_what_gives_it_an_effect(
+def test_a_setting_without_effect_is_reported_with_what_it_needs(
     settings: dict[str, Any], idle: str, remedy: str
 ) -> None:
     (note,) = RLConfig(**settings).notes()

@@ -91,7 +91,7 @@ def test_truncated_importance_takes_the_temperature_out_of_the_ratio(
 
 
 class Hopeless(Letters):
-    """Pays nobody on odd prompts."""
+    """Gives no reward on odd prompts."""
 
     def build_dataset(self) -> list[str]:
         return [f"{i}:" for i in range(8)]
@@ -145,7 +145,7 @@ def test_long_answers_pay_for_the_last_tokens(
         assert rollout.penalty == pytest.approx(-0.5 * max(0, rollout.length - 2) / 2)
 
 
-def test_in_a_conversation_the_longest_reply_pays_not_their_sum(
+def test_overlong_applies_to_the_longest_reply_of_a_conversation(
     client: mint.ServiceClient, settings: Settings
 ) -> None:
     class Talk:
@@ -300,7 +300,7 @@ def test_a_prompt_that_the_service_refuses_never_kills_the_step(
     assert "RequestFailedError" in rows[0]["error"]
 
 
-def test_the_curriculum_leaves_what_is_solved_or_hopeless_and_shows_its_pools(
+def test_the_curriculum_drops_solved_and_hopeless_prompts_and_shows_its_pools(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, capsys: Any
 ) -> None:
     class HalfSolved(Letters):

@@ -42,7 +42,9 @@ def refused(auth: Auth, key: str | None) -> str:
     return error.value.detail
 
 
-def test_on_loopback_without_keys_everybody_is_the_local_user(store: Store, tmp_path: Path) -> None:
+def test_on_loopback_without_keys_every_caller_is_the_local_user(
+    store: Store, tmp_path: Path
+) -> None:
     for key in ("tml-anything", "sk-x", None):
         assert user(auth(store, tmp_path), key) == "local"
 
@@ -88,7 +90,7 @@ def test_beyond_loopback_a_key_must_exist_before_the_start(store: Store, tmp_pat
     refused(service, "tml-anything")
 
 
-def test_a_token_stands_for_its_key(store: Store, tmp_path: Path) -> None:
+def test_a_token_replaces_its_key(store: Store, tmp_path: Path) -> None:
     key = create_key(store, "laptop", "ada")
     service = auth(store, tmp_path)
     token = asyncio.run(service.token_for(key))

@@ -1,4 +1,4 @@
-"""Whose is whose: another user's objects are as if they were not there."""
+"""Ownership: to a user, objects of other users do not exist."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_beyond_loopback_the_service_does_not_start_without_a_key(tmp_path: Path
     assert "Traceback" not in result.stderr
 
 
-def test_a_port_in_use_is_said_plainly(service: str, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(service: str, tmp_path: Path) -> None:
     port = service.rsplit(":", 1)[1]
     command = [sys.executable, "-m", "mint.cli", "serve", "--port", port, "--home", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -82,7 +82,7 @@ def test_a_port_in_use_is_said_plainly(service: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no/such-model"])
-def test_a_model_that_is_not_there_stops_the_start(tmp_path: Path, name: str) -> None:
+def test_a_missing_model_stops_the_start(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", "mint.cli", "serve", "--port", "0", "--model", name]
     result = subprocess.run(
         [*command, "--home", str(tmp_path)],

@@ -1,4 +1,4 @@
-"""Where settings come from, which one wins, and what is said about a wrong one."""
+"""Where settings come from, which one takes precedence, and messages for wrong ones."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_check_config_exits_with_2_on_a_mistake(home: Path) -> None:
     assert "no such folder" in check_config().stderr
 
 
-def test_what_is_not_shown_is_said_nowhere() -> None:
+def test_secrets_are_not_in_the_repr() -> None:
     settings = Settings(api_key="tml-secret", database_url="postgresql://u:s3cret@h/d")
     assert "secret" not in repr(settings)
     assert "s3cret" not in repr(settings)

@@ -106,7 +106,7 @@ def test_the_log_has_one_json_line_a_request_and_no_secrets(
 
 
 def in_process(settings: Settings, work: Callable[[Any, httpx.AsyncClient], Any]) -> Any:
-    """Do something with an application that nobody serves."""
+    """Use an application that is not served."""
 
     async def run() -> Any:
         service = Service(settings)

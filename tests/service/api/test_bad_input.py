@@ -167,7 +167,7 @@ def test_a_list_asked_for_with_junk(raw: RawClient, query: str) -> None:
     "checkpoint",
     ["weights/x", "weights", "x/y", "weights/../x", "weights/" + "x" * 9000, "weights/%00"],
 )
-def test_a_checkpoint_that_cannot_be(raw: RawClient, checkpoint: str) -> None:
+def test_an_impossible_checkpoint_is_refused(raw: RawClient, checkpoint: str) -> None:
     for run in (raw.run(), "x", "%2e%2e"):
         one = f"/training_runs/{run}/checkpoints/{checkpoint}"
         for answer in (
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_cannot_be(raw: RawClient, checkpoint: str) -> None:
 
 
 @pytest.mark.parametrize("seq_id", [-1, 0, 2**70, "1", True, 1.5, [1]])
-def test_a_number_that_is_none_is_refused(raw: RawClient, seq_id: object) -> None:
+def test_an_invalid_number_is_refused(raw: RawClient, seq_id: object) -> None:
     run = raw.run()
     answer = raw.post("/optim_step", {"model_id": run, "seq_id": seq_id})
     assert answer.status_code == 400
@@ -196,7 +196,7 @@ BAD_NUMBERS = [float("nan"), float("inf"), float("-inf"), 1e400]
 
 @pytest.mark.parametrize("value", BAD_NUMBERS)
 @pytest.mark.parametrize("field", ["temperature", "top_p"])
-def test_a_sampling_parameter_that_is_no_number_is_refused_at_once(
+def test_a_sampling_parameter_that_is_not_a_number_is_refused_at_once(
     raw: RawClient, shared: dict[str, str], field: str, value: float
 ) -> None:
     answer = post_sample(raw, shared, {field: value})

@@ -174,7 +174,7 @@ def test_sk_keys_are_exchanged_for_a_token(service: str) -> None:
     assert tampered.post("/create_session", {}).status_code == 401
 
 
-def test_a_client_of_an_unloaded_run_is_told_what_to_do(raw: RawClient) -> None:
+def test_a_client_of_an_unloaded_run_gets_an_error_that_says_what_to_do(raw: RawClient) -> None:
     run = raw.run()
     raw.operate("forward_backward", run, 1, **batch())
     raw.result(raw.operate("optim_step", run, 2))

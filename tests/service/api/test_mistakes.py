@@ -1,4 +1,4 @@
-"""When things go wrong: one clear message, a run that stays usable, nothing saved is lost."""
+"""Errors: one clear message, a run that stays usable, and nothing saved is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def training(client: tinker.ServiceClient) -> tinker.TrainingClient:
 
 
 def message_of(failing: Callable[[], Any]) -> str:
-    """What the client is told, which is a mistake of the user's and not of the service."""
+    """Return the message for the client, which must be a user error."""
     with pytest.raises(REFUSALS) as error:
         failing()
     if isinstance(error.value, tinker.RequestFailedError):

@@ -62,7 +62,7 @@ def test_models_are_base_models_and_own_samplers(client: OpenAI, sampler_path: s
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-def test_an_unknown_model_is_not_found_and_the_text_says_where_was_looked(client: OpenAI) -> None:
+def test_an_unknown_model_is_not_found_and_the_message_lists_the_places(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="no/such-model", messages=HELLO)
     assert error.value.code == "model_not_found"
@@ -73,7 +73,7 @@ def test_an_unknown_model_is_not_found_and_the_text_says_where_was_looked(client
 
 
 @pytest.mark.parametrize("path", ["tinker://x:train:0/sampler_weights/a", "tinker://nonsense"])
-def test_a_checkpoint_that_is_not_there_is_not_found(client: OpenAI, path: str) -> None:
+def test_a_missing_checkpoint_is_not_found(client: OpenAI, path: str) -> None:
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model=path, prompt="Hello")
 
@@ -136,7 +136,7 @@ def test_a_stream_gives_the_same_text_as_the_whole_answer(client: OpenAI) -> Non
     assert chunks > 10
 
 
-def test_a_stream_tells_tokens_as_they_are_sampled(client: OpenAI) -> None:
+def test_a_stream_reports_tokens_as_they_are_sampled(client: OpenAI) -> None:
     """Two answers grow together: the second has begun before the first has ended."""
     stream = client.chat.completions.create(
         model=MODEL, messages=HELLO, max_tokens=40, n=2, seed=7, stream=True, stop=["never this"]
@@ -283,7 +283,7 @@ def test_nulls_and_neutral_values_ask_for_nothing(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": 3}'])
-def test_a_body_that_is_no_request_is_a_bad_request(client: OpenAI, body: bytes) -> None:
+def test_a_body_that_is_not_a_request_is_a_bad_request(client: OpenAI, body: bytes) -> None:
     answer = httpx.post(f"{client.base_url}completions", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
@@ -308,7 +308,7 @@ def test_a_key_reads_only_its_own_checkpoints(keyed_service: KeyedService) -> No
     assert error.value.code == "invalid_api_key"
 
 
-def test_nobody_samples_for_a_client_that_went_away(service: str) -> None:
+def test_sampling_stops_when_the_client_disconnects(service: str) -> None:
     def reading(name: str) -> float:
         lines = httpx.get(f"{service}/metrics").text.splitlines()
         return float(next(line for line in lines if line.startswith(name)).split()[-1])
@@ -388,6 +388,6 @@ def test_a_stream_of_tokens_is_the_text_up_to_the_stop(
     assert given == text[: min(cuts, default=len(text))]
 
 
-def test_the_bytes_of_half_a_character_are_told(tokenizer: ModelTokenizer) -> None:
+def test_the_bytes_of_an_incomplete_character_are_reported(tokenizer: ModelTokenizer) -> None:
     tokens = tokenizer.encode("ö", special=False)
     assert [tokenizer.decode_token_bytes(token) for token in tokens] == [[0xC3], [0xB6]]

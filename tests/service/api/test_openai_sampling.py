@@ -110,7 +110,7 @@ def test_a_value_out_of_range_is_a_bad_request_that_says_the_range(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("route", ["completions", "chat/completions"])
-def test_a_number_that_is_none_is_a_bad_request(service: str, route: str, value: float) -> None:
+def test_an_invalid_number_is_a_bad_request(service: str, route: str, value: float) -> None:
     for name in set(SHAPED) - {"top_k"}:
         answer = post(service, route, **{name: value})
         assert answer.status_code == 400, answer.text
@@ -190,7 +190,7 @@ def test_a_repetition_penalty_keeps_the_answer_from_repeating_anything(service: 
     assert not set(said) & set(b"user\nHello")
 
 
-def test_penalties_count_what_the_answer_has_said(service: str) -> None:
+def test_penalties_count_tokens_of_the_answer(service: str) -> None:
     """Of two favoured tokens, the one that is said loses exactly what the penalties say."""
     favoured = {"65": 100, "66": 80}
 

@@ -1,4 +1,4 @@
-"""Archives: what comes out goes in again, and nothing gets out of its folder."""
+"""Archives: they can be uploaded again, and nothing is written outside their folder."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_files_that_are_no_archive(tmp_path: Path) -> None:
 SECRET = b"a secret of thirty-two characters"
 
 
-def test_a_link_opens_only_as_it_was_made() -> None:
+def test_a_modified_link_is_refused() -> None:
     links = Links(SECRET, 60)
     link = Link(
         "tinker://a:train:0/weights/x", "1-2", "adapter_config.json", int(time.time()) + 60, "ada"

@@ -234,7 +234,7 @@ def test_what_a_crash_left_behind_is_removed_after_a_while(
     save(checkpoints, run, new(), "kept")
     draft = checkpoints.begin(new(seq_id=2, overwrite=True))
     delete_leftovers(tmp_path)
-    assert draft.exists(), "somebody may be writing it"
+    assert draft.exists(), "another process may be writing it"
     delete_leftovers(tmp_path, age_s=-1)
     assert not draft.exists()
     assert content(checkpoints, new()) == "kept"

@@ -1,4 +1,4 @@
-"""Adapters as files: what is refused, and what a mixture is."""
+"""Adapters as files: which are refused, and how they are interpolated."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def test_numbers_of_half_the_size_are_read(tmp_path: Path) -> None:
         ({"base_model_name_or_path": "\ud800"}, "not valid JSON"),
     ],
 )
-def test_a_config_that_cannot_be(tmp_path: Path, config: dict[str, Any], named: str) -> None:
+def test_an_invalid_adapter_config_is_refused(
+    tmp_path: Path, config: dict[str, Any], named: str
+) -> None:
     with pytest.raises(UserError, match=named):
         AdapterFiles.read(write(tmp_path / "one", 2, (HEAD,), **config))
 
@@ -127,7 +129,7 @@ def test_a_config_that_cannot_be(tmp_path: Path, config: dict[str, Any], named: 
     "content",
     [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"{]", b"\x40" + b"\0" * 7 + b"[" * 64, b"PK\x03\x04"],
 )
-def test_a_file_of_tensors_that_is_none(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_contains_no_tensors_is_refused(tmp_path: Path, content: bytes) -> None:
     folder = write(tmp_path / "one", 2, (HEAD,))
     (folder / "adapter_model.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"adapter_model\.safetensors"):
@@ -155,7 +157,7 @@ def test_a_header_that_lies(tmp_path: Path, entry: Any) -> None:
         AdapterFiles.read(folder)
 
 
-def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_invalid_numbers_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "one", 2, (HEAD,))
     tensors = load_file(folder / "adapter_model.safetensors")
     tensors[f"base_model.model.{HEAD}.lora_B.weight"][0, 0] = np.inf

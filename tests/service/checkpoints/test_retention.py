@@ -44,7 +44,7 @@ def names(local: Local, rule: Rule) -> list[str]:
     return [row.name for row in local.service.old_checkpoints(rule)]
 
 
-def test_a_rule_lets_go_what_is_old_and_not_among_the_last(tmp_path: Path) -> None:
+def test_a_rule_deletes_what_is_old_and_not_among_the_newest(tmp_path: Path) -> None:
     async def work(local: Local) -> None:
         run, other = add_run(local, "a-1"), add_run(local, "a-2")
         for number, days in enumerate((90, 60, 40, 10, 5)):
@@ -82,7 +82,7 @@ def test_what_is_in_use_stays(tmp_path: Path) -> None:
             )
             add(local, run, "newest", 70)
         assert names(local, everything) == ["old", "old", "sampled-of-b-2", "newest"]
-        await local.service.samplers.find("b-2:sample:0", "ada")  # somebody is back
+        await local.service.samplers.find("b-2:sample:0", "ada")  # the client is back
         await local.service.tidy()
         assert names(local, everything) == ["old", "old"]
         store.finish_session("b-1", "success", None)

@@ -112,7 +112,7 @@ def test_expiry_deletes_and_null_keeps(ada: RawClient, keyed_service: KeyedServi
 @pytest.mark.parametrize(
     "body", [{}, {"ttl_seconds": 5}, {"ttl_seconds": "x"}, {"ttl_seconds": 1e30}]
 )
-def test_a_time_to_live_that_cannot_be(ada: RawClient, body: dict[str, object]) -> None:
+def test_an_invalid_time_to_live_is_refused(ada: RawClient, body: dict[str, object]) -> None:
     run = ada.run()
     saved(ada, run, 1, "a")
     answer = ada.http.put(f"/training_runs/{run}/checkpoints/weights/a/ttl", json=body)
@@ -197,7 +197,9 @@ def test_sessions_are_found_by_what_they_are(keyed_service: KeyedService) -> Non
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_search_that_cannot_be(ada: RawClient, wanted: dict[str, object], named: str) -> None:
+def test_an_invalid_search_is_refused(
+    ada: RawClient, wanted: dict[str, object], named: str
+) -> None:
     answer = ada.post("/sessions/search", wanted)
     assert answer.status_code in (400, 422)
     assert named in answer.json()["detail"]
@@ -206,7 +208,7 @@ def test_a_search_that_cannot_be(ada: RawClient, wanted: dict[str, object], name
         assert found.status_code in (200, 400, 422), odd
 
 
-def test_a_session_of_another_is_unknown(ada: RawClient, eve: RawClient) -> None:
+def test_a_session_of_another_user_is_unknown(ada: RawClient, eve: RawClient) -> None:
     session = ada.session()
     assert eve.http.put(f"/sessions/{session}/project", json={"project_id": "x"}).status_code == 404
     assert eve.http.get(f"/sessions/{session}/trace_export").status_code == 404
@@ -235,7 +237,7 @@ def test_a_client_that_was_copied_gets_a_number_of_its_own(ada: RawClient, eve: 
     assert eve.post("/join_sampling_session", join).status_code == 404
 
 
-def test_a_key_tells_about_itself_and_can_end_itself(
+def test_a_key_can_show_and_revoke_itself(
     keyed_service: KeyedService,
 ) -> None:
     from mint.service.access.auth import create_key

@@ -101,7 +101,7 @@ def test_overwriting_replaces_weights_and_metadata(
     assert checkpoint.user_metadata == {"version": "2"}
 
 
-def test_what_the_service_tells_about_runs_and_checkpoints(
+def test_the_service_describes_runs_and_checkpoints(
     training: tinker.TrainingClient, rest: tinker.RestClient
 ) -> None:
     path = training.save_state("state", ttl_seconds=7200).result().path

@@ -38,7 +38,7 @@ def sampler_of(raw: RawClient, model: str, session: str, number: int) -> str:
 
 
 @pytest.mark.slow
-def test_models_take_turns_in_a_small_memory_and_runs_come_back_as_they_were(
+def test_models_take_turns_in_a_small_memory_and_runs_are_restored(
     own_service: Callable[..., LiveService], tiny_model: Path, other_model: Path
 ) -> None:
     service = own_service(aliases={MODEL: tiny_model, OTHER: other_model}, memory_gb=0.6)
@@ -85,7 +85,7 @@ def arguments_of(pid: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_engine_is_told_its_precision_and_its_memory(
+def test_an_engine_is_started_with_its_precision_and_memory(
     own_service: Callable[..., LiveService],
 ) -> None:
     [worker] = own_service().worker_pids()
@@ -205,7 +205,7 @@ def test_a_model_that_never_fits_is_refused(own_service: Callable[..., LiveServi
 
 
 @pytest.mark.slow
-def test_an_idle_model_is_unloaded_and_its_run_goes_on(
+def test_an_idle_model_is_unloaded_and_its_run_resumes(
     own_service: Callable[..., LiveService],
 ) -> None:
     service = own_service(model_idle_s=0.2)

@@ -78,7 +78,7 @@ def test_the_same_request_sent_again_is_done_once(raw: RawClient) -> None:
     assert distill(raw, request, "key") != distill(raw, request, "another")
 
 
-def test_towards_itself_there_is_nothing_to_learn(raw: RawClient) -> None:
+def test_the_reverse_kl_to_itself_is_zero(raw: RawClient) -> None:
     run = raw.run()
     result = raw.result(distill(raw, body(run, MODEL, 1)))
     assert result["metrics"]["loss:sum"] == pytest.approx(0, abs=1e-5)

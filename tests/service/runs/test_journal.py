@@ -1,4 +1,4 @@
-"""The journal: what was appended is there again, whatever happened to the end of the file."""
+"""The journal: appended records are read back, whatever happened to the end of the file."""
 
 from __future__ import annotations
 

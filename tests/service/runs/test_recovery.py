@@ -43,7 +43,7 @@ def undisturbed(raw: RawClient, steps: int) -> object:
 
 
 @SLOWLY_BOTH
-def test_a_killed_engine_comes_back_with_the_run(own_service: Start) -> None:
+def test_a_killed_engine_restarts_with_its_run(own_service: Start) -> None:
     service = own_service()
     raw = RawClient(service.base_url)
     expected = undisturbed(raw, 3)
@@ -60,7 +60,7 @@ def test_a_killed_engine_comes_back_with_the_run(own_service: Start) -> None:
 
 @SLOWLY_BOTH
 @pytest.mark.parametrize("snapshot_after_bytes", [0, 10**9])
-def test_a_killed_service_goes_on_where_it_was(
+def test_a_killed_service_resumes_where_it_stopped(
     own_service: Start, snapshot_after_bytes: int
 ) -> None:
     service = own_service(snapshot_after_bytes=snapshot_after_bytes)
@@ -253,7 +253,7 @@ def test_the_state_of_a_forgotten_run_is_deleted_and_its_checkpoints_are_not(
 
 
 @SLOWLY_BOTH
-def test_a_number_that_never_comes_is_given_up(own_service: Start) -> None:
+def test_a_number_that_never_arrives_is_abandoned(own_service: Start) -> None:
     raw = RawClient(own_service(gap_limit_s=0.3).base_url)
     run = raw.run()
     stranded = raw.operate("forward_backward", run, 2, **batch())

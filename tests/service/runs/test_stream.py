@@ -53,7 +53,7 @@ def test_an_operation_waits_until_it_is_in_the_journal() -> None:
     assert stream.take() == [operation]
 
 
-def test_a_gap_is_named_and_can_be_given_up() -> None:
+def test_a_gap_is_named_and_can_be_abandoned() -> None:
     stream = Stream()
     for number in (2, 4):
         stream.accept(Operation(number, "optim_step", is_ready=True))

@@ -1,4 +1,4 @@
-"""Samplers leave the memory of their engine, whatever happens meanwhile."""
+"""Samplers are evicted from their engine, whatever happens meanwhile."""
 
 from __future__ import annotations
 

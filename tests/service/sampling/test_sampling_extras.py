@@ -1,4 +1,4 @@
-"""What can be asked of a sample besides its tokens, with the SDK; and samples nobody waits for."""
+"""Options of samples besides tokens, with the SDK; and samples whose client has gone."""
 
 from __future__ import annotations
 
@@ -167,9 +167,7 @@ def test_a_question_that_cannot_be_answered_is_named(
 # ---- many samples, and none ----------------------------------------------------------------------
 
 
-def test_one_poll_tells_of_all_samples_that_are_done(
-    raw: RawClient, raw_sampler: dict[str, Any]
-) -> None:
+def test_one_poll_returns_all_finished_samples(raw: RawClient, raw_sampler: dict[str, Any]) -> None:
     submitted = [
         raw.post("/asample", {**raw_sampler, "seq_id": n}).json()["request_id"]
         for n in (100, 101, 5 * 10**9)

@@ -1,4 +1,4 @@
-"""What a page must be for everybody: names, headings, contrast, and a width that fits."""
+"""Accessibility checks of a page: names, headings, contrast, and a width that fits."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_a_sample_is_copied_in_three_ways(browser: Browser, dashboard: Dashboard
     context.close()
 
 
-# ---- everybody ----
+# ---- accessibility ----
 
 
 def test_the_keyboard_is_enough(page: Page, dashboard: Dashboard) -> None:
@@ -377,7 +377,7 @@ VIEWS = [
     indirect=True,
     ids=["light", "dark", "narrow"],
 )
-def test_every_view_is_for_everybody(page: Page, dashboard: Dashboard) -> None:
+def test_every_view_is_accessible(page: Page, dashboard: Dashboard) -> None:
     found = {}
     page.goto(dashboard.url)
     expect(page.locator("li.run")).to_have_count(6)
@@ -394,7 +394,7 @@ def test_every_view_is_for_everybody(page: Page, dashboard: Dashboard) -> None:
     assert {view: each for view, each in found.items() if each} == {}
 
 
-# ---- texts that nobody checked ----
+# ---- untrusted text ----
 
 
 def test_hostile_texts_are_shown_as_texts(page: Page, dashboard: Dashboard) -> None:
@@ -441,7 +441,9 @@ def test_a_wrong_address_says_so(page: Page, dashboard: Dashboard, address: str)
     assert problems_of(page) == []
 
 
-def test_a_megabyte_of_text_is_cut_until_it_is_asked_for(page: Page, dashboard: Dashboard) -> None:
+def test_a_megabyte_of_text_is_truncated_until_it_is_requested(
+    page: Page, dashboard: Dashboard
+) -> None:
     opened(page, dashboard, "hostile", "sample", "2", "2", "2")
     answer = page.locator(".message.answer .text")
     expect(answer).to_contain_text("<b>long</b>")

@@ -17,7 +17,7 @@ from mint.watch.dashboard.run_index import DEMO, RunIndex
 from mint.watch.dashboard.server import list_runs
 
 
-def test_a_folder_that_is_not_there_leads_to_the_demo(tmp_path: Path) -> None:
+def test_a_missing_folder_suggests_the_demo(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="mint watch --demo"):
         watch([str(tmp_path / "nothing")])
 
@@ -27,7 +27,7 @@ def test_other_machines_need_a_key(tmp_path: Path) -> None:
         watch([str(tmp_path)], host="0.0.0.0", key=None)
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Mistake, match=f"cannot listen on 127.0.0.1:{port}"):

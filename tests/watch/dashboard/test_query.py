@@ -45,7 +45,7 @@ def test_a_sample_has_everything(first: RunPlace) -> None:
     assert "".join(segment["pieces"]).endswith(row["response"])
 
 
-def test_a_sample_that_is_not_there_is_none(first: RunPlace) -> None:
+def test_a_missing_sample_is_none(first: RunPlace) -> None:
     assert Rollouts(first).sample(3, 99, 0) is None
     assert Rollouts(first).sample(99, 0, 0) is None
 
@@ -124,7 +124,7 @@ def test_a_search_in_turns_gives_each_hit_once(first: RunPlace) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{5000}", "(?=look)"])
-def test_a_pattern_that_is_none_of_RE2_is_refused(first: RunPlace, pattern: str) -> None:
+def test_a_pattern_that_is_invalid_for_RE2_is_refused(first: RunPlace, pattern: str) -> None:
     with pytest.raises(BadFilter, match="regular expression"):
         Rollouts(first).search(Filter(regex=pattern))
 
@@ -192,7 +192,7 @@ def test_a_directory_of_the_first_format_opens(tmp_path: Path) -> None:
 # ---- what is not trusted ----
 
 
-def test_a_file_that_is_no_parquet_is_a_message_not_a_crash(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_a_message_not_a_crash(tmp_path: Path) -> None:
     run = generate(tmp_path / "r", steps=2, groups=1, answers=1)
     (run / "rollouts" / "000002.parquet").write_bytes(b"PAR1 nonsense PAR1")
     rollouts = Rollouts(place_of(tmp_path))

@@ -1,4 +1,4 @@
-"""The dashboard's server: what it answers, and whom."""
+"""The dashboard's server: its responses, and who may read them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_metrics_come_whole_and_then_by_increments(tmp_path: Path) -> None:
     assert more["columns"]["reward/mean"]
 
 
-def test_a_run_that_was_cut_is_sent_anew(tmp_path: Path) -> None:
+def test_a_truncated_run_is_sent_again_in_full(tmp_path: Path) -> None:
     path = generate(tmp_path / "r", steps=4)
     client = client_of(tmp_path)
     run = client.get("/api/runs").json()["runs"][0]["id"]

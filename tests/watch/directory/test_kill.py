@@ -25,7 +25,7 @@ def write_until_killed(path: Path, lines: int, more_bytes: int) -> int:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = [process.stdout.readline() for _ in range(lines)]
-        # A process that is killed while it goes on is somewhere inside the next steps.
+        # A process that is killed later is somewhere inside the next steps.
         size = (path / "metrics.jsonl").stat().st_size
         while (path / "metrics.jsonl").stat().st_size < size + more_bytes:
             assert process.poll() is None

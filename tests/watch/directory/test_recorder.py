@@ -1,4 +1,4 @@
-"""Run directories: written as training goes, cut where a run stands."""
+"""Run directories: written during training, truncated to the saved state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_row_is_on_disk_when_its_call_returns(tmp_path: Path) -> None:
         assert read_rows(run.path / EVENTS)[0]["event"] == "checkpoint"
 
 
-def test_a_step_is_written_while_its_caller_goes_on_and_before_the_next_call(
+def test_a_step_is_written_in_the_background_and_before_the_next_call(
     tmp_path: Path,
 ) -> None:
     meanwhile = threading.Event()

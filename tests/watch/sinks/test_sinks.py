@@ -41,7 +41,7 @@ def test_tensorboard_gets_the_same_names_and_steps(tmp_path: Path) -> None:
     assert [event.step for event in events] == [1, 2]
 
 
-def test_a_sink_whose_package_is_missing_says_what_to_install_and_training_goes_on(
+def test_a_sink_without_its_package_says_what_to_install_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -113,7 +113,7 @@ def test_agent_traces_become_spans_of_the_programs_own_provider(tmp_path: Path) 
     assert all(span.parent.span_id == rollout.context.span_id for span in children)
 
 
-def test_no_spans_are_written_where_nobody_has_set_up_a_provider() -> None:
+def test_no_spans_are_written_without_a_tracer_provider() -> None:
     code = "from mint.watch.sinks.opentelemetry import is_configured; print(is_configured())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "False"
@@ -161,6 +161,6 @@ def test_a_sink_that_falls_too_far_behind_is_switched_off() -> None:
     sink.answer.set()
 
 
-def test_a_name_that_is_no_sink_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_sink_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a sink"):
         open_sink("tensorbord", tmp_path, {})

@@ -75,21 +75,21 @@ def _evaluate(asked: Arguments) -> int:
     other = None if against in (None, "base") else find_checkpoint(str(against))
     check_rewards(composed.job for composed in jobs)
     import mint
-    from mint.rl.evaluation.evaluator import Examiner
+    from mint.rl.evaluation.evaluator import SetEvaluator
 
     cfg, adapter = make_config(jobs[0].job), load_adapter(jobs[0].job)
-    examiner = Examiner(adapter, cfg, [] if wanted_set is None else [wanted_set])
+    evaluator = SetEvaluator(adapter, cfg, [] if wanted_set is None else [wanted_set])
     if endpoint:
         what = f"{cfg.base_model} at {endpoint}"
-        found = examiner.of_endpoint(endpoint, cfg.base_model)
+        found = evaluator.of_endpoint(endpoint, cfg.base_model)
     else:
-        what, found = path or cfg.base_model, examiner.of(mint.ServiceClient(), path)
+        what, found = path or cfg.base_model, evaluator.of(mint.ServiceClient(), path)
     for result in found.values():
         _print_result(what, result)
     if against:
         from mint.rl.evaluation.comparison import compare
 
-        before = examiner.of(mint.ServiceClient(), other)
+        before = evaluator.of(mint.ServiceClient(), other)
         for name, result in found.items():
             compared = compare(before[name], result)
             print(f"{name}, against {other or cfg.base_model}: {compared}")

@@ -29,7 +29,7 @@ class TrainedPrompt:
     raw: bool = False
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
-    template_settings: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    template_settings: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs
     shots: int = 0  # solved examples in every prompt
     examples: str = ""  # their text, where prompts are plain text
 

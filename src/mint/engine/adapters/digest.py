@@ -1,9 +1,9 @@
-"""The digest of an adapter: two adapters with the same one have the same bits.
+"""The digest of an adapter: adapters with the same digest have the same bits.
 
 It is computed for every sampler, so it must be cheap on the device that has the adapter. The bits
-are therefore first reduced there: each row of ``_WIDTH`` numbers to its product with fixed odd
-factors, modulo 2**64. A row with one number changed always has another product, one with several a
-different one but for a chance of about 2**-63. This guards against mistakes, not against malice.
+are first reduced there: each row of ``_WIDTH`` numbers to its product with fixed odd factors,
+modulo 2**64. If one number of a row changes, so does the product; if several change, it stays the
+same with a probability of about 2**-63. This guards against mistakes, not against malice.
 """
 
 import hashlib

@@ -31,8 +31,8 @@ class Adapter:
 
     spec: LoraSpec
     pairs: dict[str, tuple[Tensor, Tensor]]
-    digest: str | None = None  # of a frozen one: see :mod:`.digest`
-    storage: Tensor | None = None  # of all tensors, which are views of it: copied at once
+    digest: str | None = None  # set for frozen adapters: see :mod:`.digest`
+    storage: Tensor | None = None  # one buffer that all tensors are views of, to copy at once
 
     @property
     def scale(self) -> float:
@@ -117,7 +117,7 @@ class AdapterBank:
         slots = self.use(adapter for adapter in adapters if adapter is not None)
         if not slots:
             return NoLora()
-        is_shared = len(slots) == 1 and None not in adapters  # by all rows, however many there are
+        is_shared = len(slots) == 1 and None not in adapters  # one adapter for all rows
         if is_shared and 0 in slots.values():
             return BankedLora(1, None)
         used = max(slots.values()) + 1

@@ -89,7 +89,7 @@ def write_tensors_as(source: Path, folder: Path, dtype: torch.dtype) -> None:
 
 
 def read_adapter(folder: Path, sites: list[Site]) -> Adapter:
-    """The adapter in a folder, which must fit the base model that has these sites."""
+    """Return the adapter in a folder, which must fit the base model that has these sites."""
     try:
         config = json.loads((folder / _CONFIG).read_text())
         tensors = load_file(folder / _TENSORS)

@@ -1,7 +1,7 @@
 """Attention: our function in place of transformers', and its implementations by device.
 
-A model runs on one flat row of tokens, whatever sequences they belong to. What each token sees is
-said by the pass that is active: a prefix tree in training, blocks of the key-value pool in
+A model runs on one flat row of tokens, whatever sequences they belong to. The active pass
+determines what each token sees: a prefix tree in training, blocks of the key-value pool in
 sampling. The CPU's implementations use torch alone; the GPU's are Triton kernels.
 """
 
@@ -26,7 +26,7 @@ NAME = "mint"
 
 
 class OwnMask(Exception):
-    """A model has made a mask itself: its tokens see others than we would let them see."""
+    """A model has created an attention mask of its own, which this attention would ignore."""
 
 
 def _attention(

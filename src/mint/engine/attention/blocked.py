@@ -24,7 +24,7 @@ from .reference import store
 
 WIDTH = 64  # keys of a block
 _QUERIES = 256  # tokens of a prompt whose scores are in memory at a time
-_KEYS = 1 << 14  # that are gathered at a time
+_KEYS = 1 << 14  # gathered at a time
 _GROUP = 8  # answers that read their prompt together; each is also multiplied by the others' keys
 
 
@@ -32,7 +32,7 @@ _GROUP = 8  # answers that read their prompt together; each is also multiplied b
 class _Group:
     """Tokens that read the same blocks of the pool."""
 
-    rows: list[int]  # of the pass
+    rows: list[int]  # numbers of rows in the pass
     blocks: list[int]  # whole blocks of keys; block 0, which holds zeros, fills them up
     distance: IntArray  # [rows, keys] in tokens; negative where a token does not see a key
 

@@ -45,7 +45,7 @@ class KernelPrefill:
     starts: Tensor
     before: Tensor
     longest: int
-    is_padded: bool = False  # with tokens of no chunk at the end, which get zeros
+    is_padded: bool = False  # whether padding tokens follow the chunks; these get zeros
 
     @classmethod
     def of(cls, pool: KVPool, chunks: list[Chunk]) -> KernelPrefill:

@@ -18,8 +18,8 @@ class Chunk:
 
     tokens: IntArray
     start: int  # how many tokens come before
-    blocks: list[int]  # of the whole sequence, these tokens included
-    shared: int = 0  # of an answer: first tokens that others may have in common, its prompt
+    blocks: list[int]  # the blocks of the whole sequence, including these tokens
+    shared: int = 0  # for an answer: the length of its prompt, which others may share
 
     @property
     def end(self) -> int:

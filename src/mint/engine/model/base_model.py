@@ -24,7 +24,7 @@ from mint.engine.model.precision import Precision, choose, f32
 from mint.engine.model.training_kernels import fuse
 
 _LAYERS_WE_RUN = {"full_attention", "sliding_attention"}
-_LARGEST_HALF = 16384.0  # a quarter of float16's range: activations of other prompts are larger
+_LARGEST_HALF = 16384.0  # a quarter of float16's range: other prompts may have larger activations
 _PROBE_TOKENS = 64
 
 
@@ -36,9 +36,9 @@ class BaseModel:
     trunk: nn.Module
     head: Head
     products: dict[str, Product]  # every frozen product, the head's too
-    bank: AdapterBank  # of the adapters in sampling
+    bank: AdapterBank  # the adapters in sampling
     sites: list[Site]
-    kv_shapes: dict[nn.Module, tuple[int, int]]  # of each attention module: key heads, head size
+    kv_shapes: dict[nn.Module, tuple[int, int]]  # by attention module: key heads, head size
     tokenizer: Any
     info: ModelInfo
     device: torch.device
@@ -73,7 +73,7 @@ class BaseModel:
                 attn_implementation=attention.NAME,
                 quantization_config=dequantization(folder),
             )
-        except KeyError as error:  # from a model that looks for our attention in a list of its own
+        except KeyError as error:  # a model that looks up attention in a list of its own
             if error.args != (attention.NAME,):
                 raise
             kind = AutoConfig.from_pretrained(folder).model_type

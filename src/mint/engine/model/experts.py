@@ -1,7 +1,7 @@
 """Mixture-of-experts layers, with the adapters that are active.
 
 transformers keeps the experts of a layer as two 3-D parameters. A row here is a (token, expert)
-pair; how the rows are laid out is said by the routes of the pass:
+pair; the routes of the pass determine how the rows are laid out:
 
 | routes     | rows             | used for                                                       |
 |------------|------------------|----------------------------------------------------------------|

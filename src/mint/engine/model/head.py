@@ -13,7 +13,7 @@ from mint.engine.model.linear import FrozenLinear, product_gradients
 from mint.engine.model.precision import f32, mm, multiply_gradient
 from mint.engine.native.training import LANES
 
-_CHUNK_BYTES = 256 * 2**20  # of logits
+_CHUNK_BYTES = 256 * 2**20  # of logits at a time
 _GPU_CHUNK_BYTES = 2**30
 _KERNEL_CHUNK_BYTES = 24 * 2**20  # stays in the cache, and in memory that is used again
 _SPREAD = 4096.0  # times a probability: small ones are exact in float16 too

@@ -44,7 +44,7 @@ class Site:
     kind: str  # "attn", "mlp" or "unembed"
     inputs: int
     outputs: int
-    experts: int = 0  # that hold a weight of this size each; 0 for a linear layer
+    experts: int = 0  # with a weight of this size each; 0 for a linear layer
 
     def height(self, rank: int) -> int:
         """Return how many rows an adapter's A has here: the rank, for each expert."""
@@ -62,21 +62,21 @@ class FrozenLinear(nn.Module):
         weights = [_weight(layer).to(precision.weights) for layer in layers]
         self.weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
         self.bias = _joint_bias(layers, self.sizes)
-        self.packed: native.Packed | None = None  # for a CPU's kernels
+        self.packed: native.Packed | None = None  # the layout of the C kernels
         if self.weight.device.type == "cpu" and precision.has_kernels:
             self.packed = native.Packed(self.weight.to(bf16), self.sizes)
-        # For sampling on a CPU without them.
+        # For sampling on a CPU without C kernels.
         self._reordered = reorder(self.weight) if self.packed is None else None
         # A plain bool: compiled layers cannot follow how it is found.
         widths = (*self.sizes, self.weight.shape[1])
         self._has_training_kernels = self.packed is not None and not any(
             width % LANES for width in widths
         )
-        self.pairs: tuple[Tensor, ...] = ()  # of the adapter in training: A, B of each site
-        self.bank: tuple[Tensor, Tensor] | None = None  # of the adapters in sampling, on a GPU
+        self.pairs: tuple[Tensor, ...] = ()  # the adapter in training: A, B of each site
+        self.bank: tuple[Tensor, Tensor] | None = None  # the adapters in sampling, on a GPU
         self.slots: list[tuple[Tensor, Tensor] | None] = []  # the same on a CPU: A, B of each slot
         self.extended = self.weight  # on a GPU, the weight with the bank's A below it
-        self.parts: tuple[Tensor, ...] = ()  # what the other layers of the product will return
+        self.parts: tuple[Tensor, ...] = ()  # outputs for the other layers of the product
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.joint(x)
@@ -232,7 +232,7 @@ class LinearPart(nn.Module):
 
     def __init__(self, first: FrozenLinear, index: int) -> None:
         super().__init__()
-        self._first = [first]  # in a list, so that it is not a child
+        self._first = [first]  # in a list, so that torch does not register it as a child
         self._index = index
         self._is_last = index == len(first.sizes) - 1
 
@@ -383,7 +383,7 @@ def replace_layers(
 
 
 def _weight(layer: nn.Module) -> Tensor:
-    """The weight of a linear layer as [out, in]."""
+    """Return the weight of a linear layer as [out, in]."""
     weight: Tensor = layer.weight.detach()  # type: ignore[operator]
     return weight.T if isinstance(layer, Conv1D) else weight
 

@@ -13,8 +13,8 @@ from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 
 GB = 1024**3
 _CPU_POOL_BYTES = 2 * GB
-_POOL_SHARE = 0.5  # of what is free on a GPU after loading; training has the rest
-_TRAINING_SHARE = 0.6  # of what the pool leaves; the rest is for logits and what is estimated
+_POOL_SHARE = 0.5  # of the memory free after loading; training gets the rest
+_TRAINING_SHARE = 0.6  # of what the pool leaves; the rest is for logits and estimation errors
 _MIN_BLOCKS = 64
 
 
@@ -22,11 +22,11 @@ _MIN_BLOCKS = 64
 class MemoryBudget:
     """Sizes that an engine decides once, when its model is loaded."""
 
-    blocks: int  # of the key-value pool, the one for padding included
+    blocks: int  # in the key-value pool, including the one for padding
     kv_bytes: int
-    train_tokens: int  # of one forward-backward pass
+    train_tokens: int  # in one forward-backward pass
     max_rows: int  # sequences that decode together
-    chunk_tokens: int  # of prompts in one prefill pass
+    chunk_tokens: int  # prompt tokens in one prefill pass
     busy_tokens: int  # the same while many answers run and few prompts wait
 
 
@@ -48,7 +48,7 @@ def plan_memory(model: BaseModel, memory_gb: float | None) -> MemoryBudget:
         train_tokens=train,
         max_rows=rows,
         chunk_tokens=8192 if is_gpu else 512,
-        busy_tokens=8192 if is_gpu and model.has_experts else 512,  # of a pass that is recorded
+        busy_tokens=8192 if is_gpu and model.has_experts else 512,  # the size of a recorded pass
     )
 
 
@@ -98,7 +98,7 @@ def _available_bytes() -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the memory that this process takes now, 0 where the system does not tell."""
+    """Return the memory that this process takes now, 0 where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

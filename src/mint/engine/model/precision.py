@@ -19,7 +19,7 @@ from mint.engine import native
 from mint.engine.messages import PRECISIONS, UserError
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
-ROWS = 8  # of a CPU's products are filled up to a multiple of this
+ROWS = 8  # the rows of a CPU's products are padded to a multiple of this
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Precision:
 
     name: str
     reason: str
-    weights: torch.dtype  # of the frozen linear weights
-    gradients: torch.dtype  # of what enters a product with them in the backward pass
-    lora: torch.dtype  # of what enters an adapter's products
+    weights: torch.dtype  # frozen linear weights
+    gradients: torch.dtype  # operands of products with frozen weights in the backward pass
+    lora: torch.dtype  # operands of an adapter's products
     lora_gradients: torch.dtype
-    keys: torch.dtype  # of keys and values, in the pool and in attention
-    split: bool = False  # activations into parts that are multiplied one by one
+    keys: torch.dtype  # keys and values, in the pool and in attention
+    split: bool = False  # whether activations are split into parts that are multiplied separately
     has_kernels: bool = False  # whether a CPU's products are those of :mod:`mint.engine.native`
 
 

@@ -28,7 +28,7 @@ class SampledTrunk:
 
     def __init__(self, trunk: nn.Module) -> None:
         self._trunk: Any = trunk
-        self._pool: Tensor | None = None  # of the first layer
+        self._pool: Tensor | None = None  # the pool of the first layer
         self._layers: DecoderLayers
 
     @staticmethod

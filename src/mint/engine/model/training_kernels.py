@@ -21,7 +21,7 @@ from mint.engine.training.tree import pack
 
 Forward = Callable[..., Any]
 _PROBE_TOKENS = 24
-_TOLERANCE = 0.02  # of the largest number: products are bfloat16
+_TOLERANCE = 0.02  # relative to the largest number: products are bfloat16
 
 
 @torch.no_grad()
@@ -80,7 +80,7 @@ def _gated(module: nn.Module, joint: FrozenLinear) -> Forward:
 
 
 def _is_plain_attention(module: nn.Module) -> bool:
-    """Say whether nothing but rotary positions is between the projections and attention."""
+    """Return whether only rotary positions lie between the projections and attention."""
     unknown = ("q_norm", "k_norm", "sliding_window", "attn_logit_softcapping", "sinks")
     size = getattr(module, "head_dim", None)
     return (
@@ -110,7 +110,7 @@ def _attention(module: nn.Module, joint: FrozenLinear) -> Forward:
 
 
 def _agrees(module: nn.Module, joint: Any, fused: Forward, view: Attention) -> bool:
-    """Say whether a module and its replacement give the same for random numbers."""
+    """Return whether a module and its replacement agree on random numbers."""
     generator = torch.Generator().manual_seed(0)
     width = len(module.weight) if joint is None else joint.weight.shape[1]  # type: ignore[arg-type]
     inputs: dict[str, Any] = {}

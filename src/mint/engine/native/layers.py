@@ -1,4 +1,4 @@
-"""What a decoder layer computes beside its products, whole layers, and the picking of tokens."""
+"""Kernels for the parts of a decoder layer other than products, whole layers, and picking."""
 
 from __future__ import annotations
 

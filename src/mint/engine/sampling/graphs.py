@@ -40,9 +40,9 @@ class _Batch:
 
     version: int
     sequences: list[Sequence]
-    rows: Tensor  # of each sequence, on the host
+    rows: Tensor  # the row of each sequence, on the host
     size: int  # rows that are computed
-    slots: int  # of adapters
+    slots: int  # adapter slots in use
     is_special: bool  # whether picking takes more than a temperature
 
 
@@ -91,7 +91,7 @@ class GraphRunner(Runner):
         # Not possible where a layer needs the host, such as some ropes do.
         self.graphs: Recordings[_Key, _Recorded] = Recordings(model.bank, "This model decodes")
         self._generation = 0
-        self._writes = 0  # of the bank, when the slots of the rows were last set
+        self._writes = 0  # the bank's count of writes when the rows' slots were last set
 
     @property
     def ahead(self) -> int:  # type: ignore[override]

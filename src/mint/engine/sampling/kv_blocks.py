@@ -25,7 +25,7 @@ class BlockManager:
         self._users = [0] * blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
         self._known: dict[_Key, int] = {}
-        self._keys: dict[int, tuple[_Key, int]] = {}  # of each known block, and its number
+        self._keys: dict[int, tuple[_Key, int]] = {}  # the key and number of each known block
         self._counter = itertools.count(_BASE_MODEL + 1)
         self._adapters: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 512
 _SIZES = (64, 128, 256, MOST_TOKENS)
-_CHUNKS = 16  # of different prompts in one pass
+_CHUNKS = 16  # the most prompts in one pass
 _NOWHERE = -1  # the place in the pool of a token that fills up
 
 

@@ -84,7 +84,7 @@ class Runner:
         return self._model.hidden(tokens, positions, view, lora), lora
 
     def pass_end(self) -> Callable[[], bool] | None:
-        """Return what tells whether the last pass has ended; None if passes are waited for."""
+        """Return a check whether the last pass has ended; None if passes are synchronous."""
         return None
 
     def first(self, sequences: list[Sequence]) -> Iterator[Tokens]:

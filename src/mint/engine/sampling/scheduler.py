@@ -47,7 +47,7 @@ class Scheduler:
     ) -> None:
         self.blocks = blocks
         self.running: list[Sequence] = []  # in starting order
-        self.version = 0  # of that list
+        self.version = 0  # counts changes of ``running``
         self.extended: list[Sequence] = []  # those with a new block for the next step
         self._max_rows = self._rows_now = max_rows  # fewer for a while after a failed step
         self._chunk_tokens = chunk_tokens
@@ -56,7 +56,7 @@ class Scheduler:
         self._prefilling: list[Prefill] = []
         self._ready: deque[Prefill] = deque()  # with sequences that have not started
         self._prompts: dict[tuple[str, Adapter | None, bytes], Prefill] = {}
-        self._ended: set[Prefill] = set()  # of these, what the device had computed before the step
+        self._ended: set[Prefill] = set()  # those that the device had computed before the step
         self._overtaken = 0
         self._slot_turns = SlotTurns()
         self._may_preempt = False
@@ -292,7 +292,7 @@ class Scheduler:
         starting: set[Adapter | None] = set()
         may_start = self._slot_turns.may_start(self._slots(), self._wanted_slots())
         while turns:
-            tenant = min(turns, key=rows.__getitem__)  # of equal ones, the first
+            tenant = min(turns, key=rows.__getitem__)  # in a tie, the first
             prefill = turns[tenant].popleft()
             job = _next_job(prefill)
             if job is not None:

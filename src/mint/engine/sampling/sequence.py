@@ -43,12 +43,12 @@ class Prefill:
     adapter: Adapter | None
     sequence: Sequence | None = None  # the one that resumes afterwards
     tenant: str = ""
-    jobs: list[Job] = field(default_factory=list)  # whose answers start from it
+    jobs: list[Job] = field(default_factory=list)  # jobs whose answers start from it
     blocks: list[int] = field(default_factory=list)
     done: int = 0  # tokens that are in the pool
     known: int = 0  # blocks whose content the block manager knows
-    number: int = 0  # of the last of these
-    keeps_hidden: bool = False  # of all tokens, for scoring the prompt
+    number: int = 0  # the number of the last known block
+    keeps_hidden: bool = False  # whether to keep all hidden states, to score the prompt
     hidden: list[Tensor] = field(default_factory=list)
     last_hidden: Tensor | None = None
     has_ended: Callable[[], bool] | None = None  # whether a GPU has run its last pass
@@ -74,7 +74,7 @@ class Sequence:
     stop_reason: StopReason | None = None
     blocks: list[int] = field(default_factory=list)
     known: int = 0  # blocks whose content the block manager knows
-    number: int = 0  # of the last of these
+    number: int = 0  # the number of the last known block
     reported: int = 0  # tokens that were sent as progress
     uid: int = field(default_factory=new_uid)
 
@@ -141,7 +141,7 @@ class Job:
     stop: StopRule
     max_tokens: int
     seed: int = field(init=False)
-    scores: SampleResult | None = None  # of its prompt
+    scores: SampleResult | None = None  # scores of its prompt
     error: Exception | None = None
     is_cancelled: bool = False
     prefill: Prefill | None = None

@@ -20,7 +20,7 @@ class StopRule:
 
     @classmethod
     def of(cls, request: SampleRequest, info: ModelInfo, tokenizer: Any) -> StopRule:
-        """The model's end tokens always stop too, unless the request says that nothing does."""
+        """Add the model's end tokens to a request's stops, unless nothing is to stop it."""
         stops = request.stop or []
         ids = {stop for stop in stops if isinstance(stop, int)}
         if request.stop != []:

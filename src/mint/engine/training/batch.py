@@ -125,7 +125,7 @@ def _fill_optional(data: list[Datum], settings: dict[str, float], loss: Loss) ->
 
 
 def _loss_settings(config: Mapping[str, float | str], loss: Loss, name: str) -> dict[str, float]:
-    """The loss's settings with the request's values over the defaults."""
+    """Return the loss's settings with the request's values over the defaults."""
     for key, value in config.items():
         if key not in loss.settings and key not in NAMES:
             known = ", ".join((*loss.settings, *NAMES))

@@ -72,7 +72,7 @@ class _RecordedPass:
     inputs: Tensor  # [7, size] of 32 bits: tokens and positions (64 bits), then the layout
     hidden: Tensor
     hidden_grad: Tensor
-    grads: list[Tensor | None]  # of the adapter's tensors
+    grads: list[Tensor | None]  # gradients of the adapter's tensors
     forward: torch.cuda.CUDAGraph
     backward: torch.cuda.CUDAGraph
 

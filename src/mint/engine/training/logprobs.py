@@ -178,7 +178,7 @@ class _TargetLogprobs(torch.autograd.Function):
         temperature, has_entropy = ctx.scoring.temperature, ctx.scoring.entropy_gradient
         kept, over_all = targets.kept, [grad, wanted if has_entropy else torch.zeros_like(grad)]
         if kept is not None:
-            chosen = (kept >= 0).any(-1)  # among some tokens only
+            chosen = (kept >= 0).any(-1)  # those restricted to some tokens
             over_all = [g.masked_fill(chosen, 0.0) for g in over_all]
         weight = head.linear.weight.to(head.linear.precision.gradients)
         for chunk, entries in targets.chunks(head.chunk_rows(), trained_only=True):

@@ -1,4 +1,4 @@
-"""Settings that every loss takes beside its own: terms that are added to it, and which logprobs.
+"""Settings that every loss accepts beside its own: added terms, and the kind of logprobs.
 
 Tinker's own service does not have them; mint's takes them as more keys of ``loss_fn_config``. With
 d = lp - reference_logprobs, a token of weight w adds

@@ -40,7 +40,7 @@ from mint.engine.training.terms import Terms
 from mint.engine.training.tree import PrefixTree, pack_evenly
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
-_LARGEST = 1e15  # of a setting of Adam: quotients and products of two still fit a float32
+_LARGEST = 1e15  # for Adam's settings: quotients and products of two still fit a float32
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -110,7 +110,7 @@ class _Pass:
 
     sums: dict[str, Tensor]
     arrays: dict[str, Tensor]
-    shapes: list[tuple[int, ...]]  # of each datum's part of an array
+    shapes: list[tuple[int, ...]]  # the shape of each datum's part of an array
 
     def read(self) -> tuple[dict[str, float], dict[str, list[FloatArray]]]:
         """Wait for the pass; return its sums, and its arrays datum by datum."""
@@ -289,7 +289,7 @@ class LoraTrainer:
         return result
 
     def optim_step(self, params: AdamSettings) -> dict[str, float]:
-        """One AdamW step on the accumulated gradient, which is then cleared.
+        """Run one AdamW step on the accumulated gradient, which is then cleared.
 
         When it fails, or would make a number NaN or infinite, weights, optimizer and gradient stay
         as they were.

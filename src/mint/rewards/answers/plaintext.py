@@ -7,7 +7,7 @@ _REPLACED = {
     **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013", "-"),  # the minus sign, hyphens and dashes
     **dict.fromkeys("\u2044\u2215", "/"),  # slashes of fractions and divisions
     **dict.fromkeys("\u2032\u2019", "'"),
-    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),  # of no width
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),  # characters without a width
     "\u22c5": "·",
     "\u2217": "*",
     "\u00b0": " degrees",

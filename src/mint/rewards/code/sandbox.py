@@ -100,7 +100,7 @@ class Sandbox:
         pass_fds: Sequence[int] = (),
         streams: tuple[int, int, int] = (subprocess.DEVNULL,) * 3,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A process that runs one of the ``files``, which are under /box; killed at the end.
+        """Yield a process that runs one of the ``files``, which are under /box; kill it at the end.
 
         ``streams`` are its standard input, output and error. As files, they are bounded by the
         limit of what it may write.
@@ -218,7 +218,7 @@ def _check() -> None:
 
 @contextlib.contextmanager
 def _in_memory(content: bytes = b"") -> Iterator[int]:
-    """A file in memory, at its beginning."""
+    """Return a file in memory, positioned at its beginning."""
     with os.fdopen(os.memfd_create("box"), "r+b") as file:
         file.write(content)
         file.seek(0)

@@ -1,8 +1,8 @@
 """A conversation with the policy, recorded token by token as it was sampled.
 
-What the model said is never rendered again: a new message is appended to the tokens that were
-sampled. A conversation that only grows is one context, and one datum. When its past is changed
-(shortened, summarised, rewritten), another context begins, and another datum.
+The model's replies are never re-rendered: new messages are appended to the tokens that were
+sampled. A conversation that only grows is one context, and one datum. If its earlier messages
+change (shortened, summarised, rewritten), a new context begins, and with it a new datum.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from mint.rl.messages.tool_calls import ToolCall, opens_thought, parse_tool_call
 from mint.rl.rollouts.policy import Policy, PolicyAnswer, make_segment, seed_for
 from mint.rl.rollouts.rollout import Segment, Turn
 
-_TAIL = 32  # tokens at the end of a prompt that show whether it opens a thought
+_TAIL = 32  # tokens at the end of a prompt that are searched for an open thinking block
 
 
 class TurnLimit(RuntimeError):
-    """The model has replied as often as one rollout may."""
+    """The rollout has used all of its replies."""
 
 
 class ContextFull(RuntimeError):
@@ -35,12 +35,12 @@ class Reply:
     text: str
     tokens: list[int] = field(repr=False)
     truncated: bool = False
-    ended: bool = False  # by the model itself, with its last token
-    thinking: bool = False  # the prompt has opened a thought, in which the reply begins
+    ended: bool = False  # whether the model ended it, with its last token
+    thinking: bool = False  # whether the prompt opened a thinking block, in which the reply begins
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The tool calls of the reply. Calls inside a thought do not count."""
+        """The tool calls of the reply, without those inside a thinking block."""
         return parse_tool_calls(self.text, self.thinking)
 
     @property
@@ -80,9 +80,9 @@ class Chat:
         self._renderer = Renderer(policy.tokenizer)
         self._context: list[Message] = []  # the messages that the last segment stands for
         self._waiting: list[Message] = []
-        self._last: Reply | None = None  # in this context; without one, the next begins a segment
+        self._last: Reply | None = None  # in this context; if None, the next begins a segment
         self._said: list[str] = []
-        self._opening: int | None = None  # how much of the trace came before the first reply
+        self._opening: int | None = None  # the length of the trace before the first reply
         self._speaking = self._closed = False
 
     def use_tools(self, tools: Tools) -> None:
@@ -116,13 +116,13 @@ class Chat:
         self._say([{"role": role, "content": content, **more}])
 
     def restart(self, messages: Sequence[Message] = ()) -> None:
-        """Begin another context: what was said before is still trained on, but no longer seen."""
+        """Begin a new context: earlier replies are still trained on, but no longer visible."""
         self._check_silence()
         self._context, self._waiting, self._last = [], [], None
         self._say(messages)
 
     def close(self) -> None:
-        """End the conversation: what is still under way will not be recorded."""
+        """End the conversation: a reply still in progress is not recorded."""
         self._closed = True
 
     @property
@@ -141,11 +141,11 @@ class Chat:
 
     @property
     def text(self) -> str:
-        """Everything that the model said."""
+        """The text of all replies."""
         return "\n".join(self._said)
 
     async def complete(self, messages: Sequence[Message], **options: Any) -> Reply:
-        """Return the reply to a whole conversation: another context, unless it extends this one."""
+        """Return the reply to a whole conversation, in a new context unless it extends this one."""
         known = [*self._context, *self._waiting]
         if self._last and len(messages) > len(known) and _same(messages[: len(known)], known):
             self._say(messages[len(known) :])
@@ -156,7 +156,7 @@ class Chat:
     async def reply(
         self, max_tokens: int | None = None, stop: str | Sequence[str] | None = None
     ) -> Reply:
-        """Sample a reply. After :class:`TurnLimit` or :class:`ContextFull` nothing has changed."""
+        """Sample a reply. :class:`TurnLimit` and :class:`ContextFull` change nothing."""
         self._check_silence()
         if self.turns_left < 1:
             raise TurnLimit(
@@ -177,7 +177,7 @@ class Chat:
         return self._record(given, answer, stops)
 
     def _rendered(self) -> list[int]:
-        """The tokens of what was said since the last reply."""
+        """Return the tokens of the messages since the last reply."""
         last = self._last
         if not self._waiting:
             why = "The last message is already the model's" if last else "The conversation is empty"
@@ -231,12 +231,12 @@ class Chat:
             if message.get("role") != "assistant":
                 continue
             if message.get("content") in self._said and not example:
-                self.trace[-1]["repeated"] = True  # of this rollout, as after a restart
+                self.trace[-1]["repeated"] = True  # sampled earlier in this rollout
             else:
                 self._mark_examples()
 
     def _mark_examples(self) -> None:
-        """Mark an assistant's message that was given, and what it answers."""
+        """Mark an assistant message as an example, with the messages that it answers."""
         given = self.trace[-len(self._waiting) :]
         if self._last is not None:  # results of tools come first, and belong to its calls
             given = list(dropwhile(lambda message: message.get("role") == "tool", given))

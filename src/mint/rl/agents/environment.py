@@ -1,4 +1,4 @@
-"""Agents: an environment leads a conversation with the policy and says how well it went."""
+"""Environments: objects that hold a conversation with the policy and score it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Environment(Protocol):
         """Return the tasks to draw from, for one step."""
 
     async def rollout(self, task: Any, chat: Chat) -> Any:
-        """Let the policy try a task, and return its reward."""
+        """Let the policy attempt a task, and return its reward."""
 
 
 async def run_environment(
@@ -40,7 +40,7 @@ async def run_environment(
     seed: int | None,
     weights: Mapping[str, float] | None = None,
 ) -> Rollout:
-    """Run one rollout, and record an exception in it as its error.
+    """Run one rollout; an exception is recorded as its error.
 
     A lost service, missing logprobs and an interruption are raised: they concern every rollout.
     """
@@ -59,7 +59,7 @@ async def run_environment(
         if limit.expired():
             wait = f"not finished after {cfg.rollout_timeout:g} s"
             value = TimeoutError(f"{wait}; raise rollout_timeout if it needs longer")
-            value.__cause__ = error  # whose traceback says where the rollout was waiting
+            value.__cause__ = error  # its traceback shows where the rollout was waiting
     except BaseException as error:
         task_of_step = asyncio.current_task()
         if task_of_step is not None and task_of_step.cancelling():

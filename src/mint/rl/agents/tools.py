@@ -58,7 +58,7 @@ class Tool:
             return _shortened(str(await threads.call(function)))
         except ToolError as error:
             reason = str(error)
-        except ValidationError as error:  # of the arguments
+        except ValidationError as error:  # invalid arguments
             found = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             reason = "; ".join(found)
         except (Exception, SystemExit) as error:
@@ -78,7 +78,7 @@ def _shortened(text: str) -> str:
 
 
 def tool(function: Callable[..., Any]) -> Tool:
-    """Make a tool of a function: its name, its docstring and its types describe it.
+    """Turn a function into a tool, described by its name, docstring and type annotations.
 
     Arguments of other types are converted where possible, such as "3" to 3, and refused otherwise.
 
@@ -214,7 +214,7 @@ calculator = tool(calculate)
 def python_tool(limits: Limits | None = None) -> Tool:
     """Python in the sandbox: what the program prints is the result."""
     sandbox = Sandbox(limits)
-    places = threading.Semaphore(os.cpu_count() or 1)  # more at once would use up their time
+    places = threading.Semaphore(os.cpu_count() or 1)  # more would reach their time limits
 
     def python(code: str) -> str:
         """Run a Python program and see what it prints."""

@@ -21,7 +21,7 @@ def centre(rewards_G: Sequence[float]) -> list[float]:
     [0.5, -0.5, -0.5, 0.5]
     """
     if not has_signal(rewards_G):
-        return [0.0] * len(rewards_G)  # the mean of equal numbers may be off by a rounding
+        return [0.0] * len(rewards_G)  # the mean of equal numbers may have a rounding error
     rewards = np.asarray(rewards_G, dtype=np.float64)
     return [float(value) for value in rewards - rewards.mean()]
 
@@ -70,7 +70,7 @@ _BY_GROUP: dict[str, Callable[[Sequence[float]], list[float]]] = {
 
 
 def advantages(rewards_P_G: Groups, kind: str = "centre") -> list[list[float]]:
-    """The advantages of every group, computed in the named way.
+    """Return the advantages of every group, by the named method.
 
     >>> advantages([[1.0, 0.0], [0.0, 0.0]])
     [[0.5, -0.5], [0.0, 0.0]]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
 """The protocol's own thresholds, where the config sets none."""
-_WIDEST = 20.0  # log ratios beyond this are as good as infinite
+_WIDEST = 20.0  # larger log ratios are treated as infinite
 
 
 def bounded_ratio(log_ratio: Array) -> Array:
@@ -84,5 +84,5 @@ def mismatch_figures(differences: Array) -> dict[str, float]:
 
 
 def entropy(logprobs: Sequence[float]) -> float:
-    """The policy's entropy per token, estimated from the tokens that it sampled: mean of -log p."""
+    """Return the policy's entropy per token, estimated as the mean of -log p of its samples."""
     return float(-np.mean(np.asarray(logprobs, dtype=np.float64))) if len(logprobs) else 0.0

@@ -29,13 +29,13 @@ def token_weights(lengths: Sequence[int], aggregation: str, max_tokens: int) -> 
 
 
 def part_sizes(count: int, parts: int) -> list[int]:
-    """The sizes of at most ``parts`` nearly equal parts, none empty unless there is nothing."""
+    """Return the sizes of at most ``parts`` nearly equal parts, none of them empty."""
     parts = max(1, min(parts, count))
     return [count // parts + (index < count % parts) for index in range(parts)]
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens two sequences begin with together.
+    """Return the length of the common prefix of two sequences.
 
     >>> common_prefix([5, 6, 7], [5, 6, 8, 9])
     2

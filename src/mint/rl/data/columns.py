@@ -40,7 +40,7 @@ class Problem:
     place: str
 
     def as_sample(self, response: str) -> Sample:
-        """A response to this problem, ready for a reward."""
+        """Return a response to this problem, ready for a reward."""
         return Sample(response, self.prompt, self.metadata)
 
 

@@ -37,8 +37,8 @@ class Curriculum:
 
     def __init__(self) -> None:
         self.known: dict[str, PromptRecord] = {}
-        self.step = 0  # the last one that was learned from
-        self._before: dict[str, PromptRecord] = {}  # its prompts, as they were known before it
+        self.step = 0  # the last step that was learned from
+        self._before: dict[str, PromptRecord] = {}  # the records of its prompts before it
 
     def record(self, identity: str, success: float) -> None:
         """Add one group's share of right answers."""
@@ -62,7 +62,7 @@ class Curriculum:
         return {f"curriculum/{pool}": float(count) for pool, count in now.items()}
 
     def as_of(self, step: int) -> Curriculum:
-        """A copy, as it was after a step: the last one, or the one before it."""
+        """Return a copy, as it was after a step: the last one, or the one before it."""
         past = Curriculum()
         known = self.known if step >= self.step else {**self.known, **self._before}
         past.known = {name: replace(progress) for name, progress in known.items()}

@@ -126,7 +126,7 @@ class DatasetTask(RLAdapter):
         return problems
 
     def _without_examples(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The problems whose answers the prompts do not show."""
+        """Return the problems whose answers the prompts do not show."""
         shown = {self.identity(example) for example in self.examples}
         return [problem for problem in problems if self.identity(problem) not in shown]
 
@@ -173,7 +173,7 @@ class DatasetTask(RLAdapter):
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     def _conversation(self, sample: Problem) -> list[dict[str, Any]]:
-        """The messages of a prompt: system, solved examples, the problem."""
+        """Return the messages of a prompt: system, solved examples, the problem."""
         own = [dict(message) for message in sample.messages]
         system = [own.pop(0)] if own[0]["role"] == "system" else []
         if not system and self.system_prompt is not None:

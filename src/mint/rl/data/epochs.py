@@ -1,7 +1,7 @@
 """The order of a fixed dataset: every item once before any twice.
 
-What was drawn since the current pass began is kept, and nothing else: a resumed run has the same
-order as one that was not interrupted, however many prompts its steps took in place of others.
+Only the items drawn in the current pass are stored: a resumed run has the same order as one that
+was not interrupted, however many prompts its steps drew to replace others.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class Epochs:
         curriculum: Curriculum | None,
         step: int,
     ) -> list[int]:
-        """All positions: as the curriculum prefers, or in the order of this pass."""
+        """Return all positions: as the curriculum prefers, or in the order of this pass."""
         if curriculum is not None:
             seed = seed_for(self.seed, "curriculum", step)
             return curriculum.choose(identities, len(identities), seed)
@@ -89,7 +89,7 @@ class Epochs:
 
 
 def _distinct(identities: Sequence[str]) -> list[str]:
-    """A key for every row, also where several rows are the same problem.
+    """Return a key for every row, also where several rows are the same problem.
 
     >>> _distinct(["a", "b", "a"])
     ['a', 'b', 'a 2']

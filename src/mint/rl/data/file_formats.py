@@ -14,7 +14,7 @@ from typing import Any
 
 from mint.config_error import ConfigError, closest
 
-_WIDEST_CELL = 2**31 - 1  # of a CSV file, in characters
+_WIDEST_CELL = 2**31 - 1  # the largest cell of a CSV file, in characters
 _ROW = '{"prompt": "What is 2 + 2?", "answer": "4"}'
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -85,7 +85,7 @@ def _read_file(path: Path) -> list[Row]:
 
 
 def _decoded(path: Path) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark."""
+    """Return the text of a file in UTF-8, with or without a byte order mark."""
     content = path.read_bytes()
     if content[:2] in _UTF_16:
         raise DataError(

@@ -33,7 +33,7 @@ def files_of_split(folder: Path, split: str | None, argument: str = "split") -> 
 
 
 def _saved_files(folder: Path) -> list[Path]:
-    """The Arrow files that ``save_to_disk`` has listed, in its order."""
+    """Return the Arrow files that ``save_to_disk`` has listed, in its order."""
     state = folder / _STATE
     names = [str(each["filename"]) for each in _read(state).get("_data_files", [])]
     missing = [name for name in names if not (folder / name).is_file()]

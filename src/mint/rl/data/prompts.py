@@ -20,8 +20,8 @@ from mint.rl.settings.config import RLConfig
 from mint.rl.task import identify, overrides
 from mint.tokenizer import plain_tokenizer
 
-_RandomState = tuple[Any, Any]  # of the modules ``random`` and ``numpy.random``
-_MOST_CALLS = 20  # of ``build_dataset`` for one step, before it makes do with fewer items
+_RandomState = tuple[Any, Any]  # the states of ``random`` and ``numpy.random``
+_MOST_CALLS = 20  # to ``build_dataset`` for one step, before it accepts fewer items
 _USED_UP = 3  # calls that return nothing new to a step, before the dataset is used up
 _NO_MORE_HELD_OUT = 5  # calls in a row without a new item, before the holdout is complete
 
@@ -37,7 +37,7 @@ class Item:
 
 
 class NotEnoughData(RuntimeError):
-    """The dataset gave nothing to train on."""
+    """The dataset has nothing to train on."""
 
 
 class Data:
@@ -50,7 +50,7 @@ class Data:
         self.curriculum = Curriculum() if cfg.curriculum else None
         self.calls = 0
         self._ahead: list[tuple[list[Any], _RandomState]] = []  # calls made ahead
-        self._samples: list[Any] = []  # of the last call
+        self._samples: list[Any] = []  # samples of the last call
         self._known: dict[int, tuple[Any, str]] = {}
         self._compared = False
         self._seed("given")
@@ -59,7 +59,7 @@ class Data:
         self.split = Split(fraction, [item.identity for item in self.given])
 
     def _seed(self, *place: object) -> None:
-        """Seed the adapter's random numbers by the place where they are used, and nothing else."""
+        """Seed the adapter's random numbers from nothing but the place where they are used."""
         if self.cfg.seed is not None:
             seed = seed_for(self.cfg.seed, *place)
             random.seed(seed)
@@ -245,7 +245,7 @@ class Draw:
         self._queue = iter(()) if data.epochs is not None else data.stream(step, curriculum)
 
     def batch(self, count: int) -> list[Item]:
-        """The step's prompts: the first ``count`` items, fewer when the dataset is smaller."""
+        """Return the step's prompts: the first ``count`` items, or fewer of a smaller dataset."""
         if self.data.epochs is not None:
             taken = self._next(self.data.epochs, count)
         else:

@@ -32,7 +32,7 @@ def make_datum(
     mask = [float(sampled) for sampled in kept.sampled[1:]]
     if not isinstance(advantage, Sequence):
         advantage = [advantage] * len(segment.tokens)
-    credit = zip(advantage[1:], mask, strict=False)  # what follows the last sampled token has none
+    credit = zip(advantage[1:], mask, strict=False)  # up to the last sampled token
     inputs = {
         "target_tokens": tensor(kept.tokens[1:], "int64"),
         "weights": tensor([weight * inside for inside in mask]),
@@ -46,7 +46,7 @@ def make_datum(
 
 
 def _kept_tokens(kept: Sequence[Kept]) -> types.TensorData:
-    """The tokens that each target was chosen from, [N, K]; -1 fills up."""
+    """Return the tokens that each target was chosen from, [N, K]; -1 fills up."""
     width = max(len(each) for each in kept)
     rows = [token for each in kept for token in (*each, *[-1] * (width - len(each)))]
     return types.TensorData(data=rows, dtype="int64", shape=[len(kept), width])
@@ -67,7 +67,7 @@ def build_datums(
 ) -> list[types.Datum]:
     """Build the datums of all rollouts with an advantage, one for each context.
 
-    With ``every_answer`` or ``dro``, whose loss has another term, it is all rollouts that count.
+    With ``every_answer``, or ``dro``, whose loss has another term, it is every rollout that counts.
     Means are over all that count. Groups stay together: the service computes a shared prompt once.
     """
     rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
@@ -75,7 +75,7 @@ def build_datums(
     datums = [
         make_datum(segment, rollout.token_advantages(index), weight)
         for rollout, weight in zip(rollouts, weights, strict=True)
-        if rollout.has_advantage or every_answer or loss_fn == "dro"  # which has a penalty too
+        if rollout.has_advantage or every_answer or loss_fn == "dro"  # dro has a penalty too
         for index, segment in enumerate(rollout.segments)
         if segment.sampled_count > 0 and len(segment.trimmed().tokens) > 1
     ]

@@ -15,20 +15,20 @@ from mint.rl.rollouts.rollout import Group
 Masks = dict[Tokens, NDArray[np.bool_]]  # which tokens of each answer were sampled
 Index = Mapping[tuple[int, int], Sequence[int]]
 """Which answers contain a pair of neighbouring tokens: single tokens coincide too often."""
-_RARE = 64  # answers with a pair, up to which it says which of them a datum was made from
+_RARE = 64  # a pair of tokens in more answers does not help to find the answer of a datum
 
 
 def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:
     """Return which datums have a weight on a token that the policy did not sample.
 
-    An edited datum is compared with the answer that it has most in common with.
+    An edited datum is compared with the answer with which it shares the most tokens.
     """
     masks: Masks = {}
     for group in groups:
         for rollout in group.rollouts:
             for kept in (segment.trimmed() for segment in rollout.segments):
                 tokens, sampled = tuple(kept.tokens), np.asarray(kept.sampled, dtype=bool)
-                masks[tokens] = sampled | masks.get(tokens, sampled)  # one may quote another
+                masks[tokens] = sampled | masks.get(tokens, sampled)  # one answer may quote another
     tokens_D = [datum_tokens(datum) for datum in datums]
     index: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     answers = list(masks)
@@ -48,7 +48,7 @@ def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int
 def _given(
     tokens: Tokens, answers: Sequence[Tokens], masks: Masks, index: Index
 ) -> NDArray[np.bool_]:
-    """Return which tokens of a datum were given: those that are in its answer, and not sampled."""
+    """Return which tokens of a datum are in its answer but were not sampled."""
     given = np.zeros(len(tokens), dtype=bool)
     pairs = list(pairwise(tokens))
     having = [index[pair] for pair in set(pairs) if pair in index]

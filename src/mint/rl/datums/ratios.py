@@ -26,7 +26,7 @@ def corrected(
 
 
 def masked_share(before: Sequence[types.Datum], after: Sequence[types.Datum]) -> float:
-    """The share of trained tokens that a correction has left out."""
+    """Return the share of trained tokens that a correction has left out."""
     count = trained_tokens(before)
     return 1.0 - trained_tokens(after) / count if count else 0.0
 
@@ -45,7 +45,7 @@ Pass = tuple[Sequence[types.Datum], Sequence[Array]]
 
 
 def clipped_share(cfg: RLConfig, passes: Sequence[Pass]) -> dict[str, float]:
-    """The share of tokens with an advantage whose ratio was clipped, over all updates of a step."""
+    """Return the share of tokens with an advantage that were clipped, over a step's updates."""
     found = [
         _clipped(cfg, datum, trainer)
         for datums, trainer_D_T in passes

@@ -23,13 +23,13 @@ Clients = Mapping[int, mint.SamplingClient]  # the weights of each version that 
 class Reference:
     """A frozen model that rollouts are compared with.
 
-    If rollouts were sampled at another temperature than 1, the weights that sampled them
-    (``policy``) are asked for logprobs at 1: the KL must not count what the temperature did.
+    If rollouts were sampled at a temperature other than 1, their logprobs at 1 are computed by the
+    weights that sampled them (``policy``), so that the temperature does not count as KL.
     """
 
     client: mint.SamplingClient
     coefficient: float
-    samples: int = 0  # rollouts to measure when nothing is penalised
+    samples: int = 0  # number of rollouts to measure without a penalty
     every_group: bool = False  # also penalise groups in which all answers are equal
 
     async def penalise(self, groups: Sequence[Group], policy: Clients | None) -> dict[str, float]:
@@ -76,19 +76,19 @@ class Reference:
 
 
 def _segment(datum: types.Datum) -> Segment:
-    """A datum's tokens, those with a weight as sampled ones."""
+    """Return a datum's tokens as a segment; those with a weight count as sampled."""
     targets = datum.loss_fn_inputs["target_tokens"].data
     tokens = [*datum.model_input.to_ints(), *(int(token) for token in targets[-1:])]
     return Segment(tokens, [0.0] * len(tokens), [False, *has_weight(datum).tolist()])
 
 
 def kl_metrics(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
-    """The KL of the policy to the reference whose logprobs the datums have."""
+    """Return the KL of the policy to the reference whose logprobs the datums have."""
     return kl_figures(trained_pairs(datums, trainer_D_T, "reference_logprobs"))
 
 
 async def score_by_version(clients: Clients, segment: Segment) -> Array:
-    """Return the logprobs of sampled tokens under the weights that sampled each of them."""
+    """Return the logprob of each sampled token under the weights that sampled it."""
     made_by = [version for version in segment.versions if version is not None]
     versions = sorted(set(made_by))
     found = await asyncio.gather(*(score(clients[version], segment) for version in versions))
@@ -97,7 +97,7 @@ async def score_by_version(clients: Clients, segment: Segment) -> Array:
 
 
 async def score(client: mint.SamplingClient, segment: Segment) -> Array:
-    """The logprobs, at temperature 1, of a segment's sampled tokens under another model."""
+    """Return the logprobs, at temperature 1, of a segment's sampled tokens under another model."""
     found = await client.compute_logprobs_async(types.ModelInput.from_ints(segment.tokens))
     chosen = [logprob for logprob, sampled in zip(found, segment.sampled, strict=True) if sampled]
     known = [logprob for logprob in chosen if logprob is not None]

@@ -18,7 +18,7 @@ from mint.watch.directory.recorder import CONFIG
 
 @dataclass(frozen=True)
 class Point:
-    """A run after some step: where its weights are, unless they are gone, and how good it was."""
+    """A run after some step: its weights, unless they were deleted, and its evaluation."""
 
     step: int
     path: str | None
@@ -43,7 +43,7 @@ class PastRun:
         self.cfg = RLConfig(**{name: config[name] for name in config if name != "task"})
 
     def points(self) -> list[Point]:
-        """Every step that has a checkpoint or an evaluation, from the start to the last."""
+        """Return every step that has a checkpoint or an evaluation, from the start to the last."""
         kept = self._reader.state().get("checkpoints", [])
         found = {0: self.cfg.start_from, **{each["step"]: each["path"] for each in kept}}
         evaluations = evaluations_in(self._reader.metrics())
@@ -84,7 +84,7 @@ class BisectionResult:
     kind: Literal["broke", "held", "unsure"]
     good: Point
     bad: Point
-    fall: Estimate  # from good to bad
+    fall: Estimate  # the difference from good to bad
 
 
 class Bisection:
@@ -93,13 +93,13 @@ class Bisection:
     def __init__(self, points: Sequence[Point], metric: str, measure: Measure) -> None:
         self.metric = metric
         self.points = {point.step: point for point in points}
-        self.looked_at: dict[int, Literal["the run", "now"]] = {}  # and where the result is from
+        self.looked_at: dict[int, Literal["the run", "now"]] = {}  # the result, and its source
         self._measure = measure
 
     def search(
         self, good: int | None = None, bad: int | None = None, drop: float | None = None
     ) -> BisectionResult:
-        """Find where the metric fell between ``good`` (the best known) and ``bad`` (the last).
+        """Find where the metric dropped between ``good`` (the best known) and ``bad`` (the last).
 
         A bad step is ``drop`` below the good one; without ``drop``, it is nearer to the bad one.
         """
@@ -122,7 +122,7 @@ class Bisection:
         return BisectionResult("broke", self.points[first], self.points[last], fall)
 
     def estimate(self, step: int) -> Estimate:
-        """The metric at a step that was looked at."""
+        """Return the metric at a step that was evaluated."""
         evaluation = self.points[step].evaluation
         assert evaluation is not None
         return evaluation.estimate(self.metric)
@@ -141,7 +141,7 @@ class Bisection:
         return first, last
 
     def _best(self, steps: Sequence[int]) -> int | None:
-        """The best that is known, the earliest of equals; the first step when nothing is known."""
+        """Return the best known step, the earliest in a tie; the first step if none is known."""
         known = [step for step in steps if self.points[step].evaluation is not None]
         if known:
             steps = [max(known, key=lambda step: (self.estimate(step).value, -step))]

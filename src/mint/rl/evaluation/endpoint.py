@@ -1,8 +1,8 @@
 """A model behind an OpenAI-compatible endpoint, to evaluate: it answers as a sampler would.
 
-Such a model has no tokens for us. Here the bytes of a conversation take their place, with control
-characters around the messages, and logprobs are unknown (NaN): what it says can be scored, and
-never trained on.
+Tokens and logprobs of such a model are unknown. The bytes of a conversation stand in for tokens,
+with control characters around the messages, and logprobs are NaN: answers can be scored, but not
+trained on.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class EndpointTokenizer(ByteTokenizer):
         tools: Any = None,
         **_: Any,
     ) -> Any:
-        """Write messages one after the other; a reply goes where the last one is left open."""
+        """Concatenate messages; the last one is left open for the reply."""
         given = [{"role": _TOOLS, "content": json.dumps(tools)}] if tools else []
         text = "".join(_written(message) for message in (*given, *messages))
         text += _written({"role": "assistant"}).removesuffix(_END) if add_generation_prompt else ""
@@ -66,7 +66,7 @@ Answered = Mapping[str, tuple[str, list[dict[str, Any]]]]
 
 
 def read_request(prompt: str, answered: Answered = MappingProxyType({})) -> dict[str, Any]:
-    """Return what to ask an endpoint for: messages and tools, or the continuation of a text.
+    """Return the body of a request: messages and tools, or a text to continue.
 
     A reply that was ``answered`` has its calls as the server sent them, and the results have their
     ids: some servers accept results of tools in no other form.
@@ -76,7 +76,7 @@ def read_request(prompt: str, answered: Answered = MappingProxyType({})) -> dict
         return {"prompt": prompt}
     request: dict[str, Any] = {"messages": []}
     ids: list[str] = []
-    for header, content in found[:-1]:  # the last is still to be said
+    for header, content in found[:-1]:  # the last message is not complete yet
         message = {**json.loads(header), "content": content}
         if message["role"] == _TOOLS:
             request["tools"] = json.loads(content)

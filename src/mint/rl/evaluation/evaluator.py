@@ -1,5 +1,5 @@
-"""Evaluate models on the same prompts in the same way every time: checkpoints on a task's holdout,
-and any model, also that of an endpoint, on any of a task's sets."""
+"""Evaluate models on fixed prompts with fixed seeds: checkpoints on a task's holdout, and
+checkpoints or models behind an endpoint on any of a task's evaluation sets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Evaluator:
 
 
 @dataclass
-class Examiner:
+class SetEvaluator:
     """Evaluates models on the sets of a task: its holdout, and those of ``build_eval_sets()``.
 
     A task may have ``build_eval_sets() -> {"name": [samples]}``, ``category(sample)`` and
@@ -126,8 +126,8 @@ class Examiner:
 async def sampling_client(
     service: mint.ServiceClient, cfg: RLConfig, path: str | None
 ) -> AsyncIterator[tuple[mint.SamplingClient, Any]]:
-    """Sample from a checkpoint, or from the base model, while the service is watched: the client
-    and its tokenizer."""
+    """Yield a client that samples from a checkpoint or the base model, and its tokenizer. The
+    connection to the service is monitored meanwhile."""
     monitor = ServiceMonitor(service, cfg.service_timeout)
     await monitor.reach()
     async with monitor.watching():

@@ -66,7 +66,7 @@ class SetResult:
         return min((len(prompt.rewards) for prompt in self.prompts), default=0)
 
     def pass_at(self, k: int) -> float:
-        """The chance that one of ``k`` answers is right, estimated without bias from all answers.
+        """Return the chance that one of ``k`` answers is right, estimated without bias.
 
         >>> two = PromptResult("", "", (1.0, 0.0, 0.0, 0.0))
         >>> SetResult("holdout", (two,), 1.0).pass_at(2)
@@ -81,11 +81,11 @@ class SetResult:
         return {k: self.pass_at(k) for k in sorted({*powers, self.samples})}
 
     def majority(self) -> float:
-        """The share of prompts on which a vote of the answers is right."""
+        """Return the share of prompts on which a vote of the answers is right."""
         return fmean(prompt.majority(self.threshold) for prompt in self.prompts)
 
     def by_category(self) -> dict[str, SetResult]:
-        """The results of each category, by name. Empty when the prompts have none."""
+        """Return the results of each category, by name. Empty when the prompts have none."""
         names = sorted({prompt.category for prompt in self.prompts} - {""})
         own = {name: tuple(p for p in self.prompts if p.category == name) for name in names}
         return {name: SetResult(name, prompts, self.threshold) for name, prompts in own.items()}
@@ -117,7 +117,7 @@ def find_left_out(groups: Sequence[Group]) -> list[str]:
 
 
 def find_category(adapter: Any, sample: Any) -> str:
-    """The category of a sample: by the task's ``category(sample)``, or the sample's own field."""
+    """Return a sample's category: the task's ``category(sample)``, or the sample's own field."""
     if hasattr(adapter, "category"):
         return str(adapter.category(sample))
     if isinstance(sample, Mapping):

@@ -14,7 +14,7 @@ _Z95 = 1.959963984540054
 
 
 def pass_at_k(right: int, count: int, k: int) -> float:
-    """The chance that one of ``k`` answers is right, from ``right`` of ``count``: unbiased.
+    """Return the chance that one of ``k`` answers is right, from ``right`` of ``count``: unbiased.
 
     >>> pass_at_k(1, 2, 1), pass_at_k(1, 4, 2)
     (0.5, 0.5)
@@ -106,7 +106,7 @@ class Evaluation:
     left_out: int = 0  # prompts to which the reward does not apply; not in ``prompts``
 
     def estimate(self, metric: str = "pass_1") -> Estimate:
-        """One of ``pass_1``, ``pass_k`` and ``reward``, with its interval."""
+        """Return one of ``pass_1``, ``pass_k`` and ``reward``, with its interval."""
         match metric:
             case "pass_1":
                 return Estimate(self.pass_1, self.low, self.high)
@@ -118,7 +118,7 @@ class Evaluation:
 
     @classmethod
     def read(cls, metrics: Mapping[str, float]) -> Evaluation | None:
-        """The evaluation in a row of the metrics file, or None when the row has none.
+        """Return the evaluation in a row of the metrics file, or None when the row has none.
 
         >>> found = evaluate([[1.0, 0.0], [1.0, 1.0]], threshold=1.0)
         >>> Evaluation.read(found.metrics()) == found
@@ -248,7 +248,7 @@ def independent_trials(rates_P: np.ndarray, sizes_P: Sequence[int]) -> float:
 
 
 def evaluations_in(rows: Iterable[Mapping[str, Any]]) -> dict[int, Evaluation]:
-    """The evaluations of a metrics file, by their step."""
+    """Return the evaluations of a metrics file, by their step."""
     found = {int(row["step"]): Evaluation.read(row) for row in rows}
     return {step: evaluation for step, evaluation in found.items() if evaluation is not None}
 

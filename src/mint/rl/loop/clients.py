@@ -32,7 +32,7 @@ async def training_client(
             cfg.start_from, user_metadata=metadata
         )
         name = (await client.get_info_async()).model_data.model_name
-        if name != cfg.base_model:  # which evaluation and the KL would compare with
+        if name != cfg.base_model:  # evaluation and the KL would compare with another model
             raise ConfigError(
                 f"start_from has weights of {name}, and base_model is {cfg.base_model}. Set "
                 f"base_model={name}."
@@ -50,7 +50,7 @@ async def training_client(
 
 
 async def reference(service: mint.ServiceClient, cfg: RLConfig) -> Reference | None:
-    """The model that the policy is compared with, when the settings want one."""
+    """Return the model that the policy is compared with, when the settings want one."""
     if not cfg.measures_kl:
         return None
     began = cfg.start_from or "base"

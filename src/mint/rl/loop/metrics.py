@@ -57,7 +57,7 @@ def staleness(batch: Batch) -> dict[str, float]:
 
 
 def repetition(rollout: Rollout) -> float:
-    """The share of a rollout's runs of four tokens that occurred in it before."""
+    """Return the share of a rollout's runs of four tokens that occurred in it before."""
     written = [t for segment in rollout.segments for t in compress(segment.tokens, segment.sampled)]
     return float(repeated_share(written, 4)) if len(written) >= 8 else 0.0
 

@@ -144,7 +144,7 @@ class Run:
     # ---- what a loop calls ----
 
     def steps(self) -> Iterator[int]:
-        """The steps that are still to be done. Ctrl-C during a step ends them."""
+        """Yield the steps that are still to be done. Ctrl-C during a step ends them."""
         while self.done < self.cfg.steps:
             self.interruption.check()
             yield self.done + 1
@@ -286,7 +286,7 @@ class Run:
             if isinstance(error, INTERRUPTED):
                 await self._leave()
             ending = self._ending(error)
-            if left := self.queue.taken if hasattr(self, "queue") else []:  # of an unfinished step
+            if left := self.queue.taken if hasattr(self, "queue") else []:  # of a step in progress
                 self.directory.rollouts(rollout_rows(merge_batches(left), self._text))
             failed = ending is not None and not isinstance(ending, KeyboardInterrupt)
             status = "interrupted" if self.final is None else "finished"
@@ -301,7 +301,7 @@ class Run:
             raise ending
 
     async def _leave(self) -> None:
-        """After Ctrl-C: keep what was done, unless it is pressed again meanwhile."""
+        """Save completed work after Ctrl-C, unless it is pressed again."""
         if self.done > self.saved_step and not self._half_done:
             self.interruption.answer = "cancel"
             with contextlib.suppress(*INTERRUPTED, mint.APIConnectionError, TimeoutError):

@@ -23,7 +23,7 @@ from mint.rl.settings.extensions import extensions, require_accepted, require_kn
 
 
 def loss_config(cfg: RLConfig, temperature: float = 1.0) -> dict[str, float | str] | None:
-    """The loss's thresholds, where the config sets them, and the terms that are added to it."""
+    """Return the loss's thresholds that the config sets, and the terms that are added to it."""
     given = {
         "clip_low_threshold": cfg.clip_low_threshold if cfg.clips else None,
         "clip_high_threshold": cfg.clip_high_threshold if cfg.clips else None,
@@ -139,7 +139,7 @@ async def _update(
     if cfg.truncated_importance is None:
         found |= mismatch(parts[0], read_logprobs(losses[0]))
     if len(losses) > 1:
-        moved = mismatch(parts[-1], read_logprobs(losses[-1]))  # by the updates before it
+        moved = mismatch(parts[-1], read_logprobs(losses[-1]))  # the effect of the earlier updates
         found["train/drift"] = moved.get("mismatch/k3", 0.0)
     norms = [step.metrics["grad_norm"] for step in steps if "grad_norm" in (step.metrics or {})]
     found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
@@ -158,10 +158,10 @@ async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
 
 
 def read_logprobs(output: types.ForwardBackwardOutput) -> list[Array]:
-    """The trainer's logprob of every target token, for each datum."""
+    """Return the trainer's logprob of every target token, for each datum."""
     return read_outputs(output, "logprobs")
 
 
 def read_outputs(output: types.ForwardBackwardOutput, name: str) -> list[Array]:
-    """One of the arrays that the service returned for each datum."""
+    """Return one of the arrays that the service returned for each datum."""
     return [np.asarray(result[name].data, dtype=np.float64) for result in output.loss_fn_outputs]

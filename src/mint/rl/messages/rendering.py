@@ -12,7 +12,7 @@ from mint.tokenizer import plain_tokenizer
 
 Message = dict[str, Any]
 _MARK = "MARK0F4B7"  # stands for the model's reply while the template renders what comes after it
-_TEXT = "TEXT0F4B7"  # stands for what a message says, to see whether the template writes it at all
+_TEXT = "TEXT0F4B7"  # stands for a message's content, to check that the template renders it
 _ASKED: Message = {"role": "user", "content": "-"}
 _SAID: Message = {"role": "assistant", "content": _MARK}
 
@@ -25,15 +25,15 @@ def special_tokens(tokenizer: Any) -> frozenset[int]:
 
 
 class TemplateRefused(ValueError):
-    """The model's chat template has no form for a conversation like this."""
+    """The model's chat template cannot render this conversation."""
 
 
 class ToolsNotShown(UserWarning):
-    """The prompt names none of the tools that the model is to call."""
+    """The prompt mentions none of the tools that the model should call."""
 
 
 class Renderer:
-    """Turns messages into tokens, without ever rendering the model's own replies again."""
+    """Turns messages into tokens, without ever re-rendering the model's replies."""
 
     def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> None:
         self.tokenizer = plain_tokenizer(tokenizer)
@@ -41,7 +41,7 @@ class Renderer:
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
 
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation up to where the model replies."""
+        """Return the tokens of a conversation up to where the model replies."""
         self._check_shown([], messages)
         text = self._text(messages)
         self._warn_of_hidden_tools(text)
@@ -160,12 +160,12 @@ class Renderer:
         return str(rendered)
 
     def _encoded(self, text: str, alone: bool = False) -> list[int]:
-        """``alone``: with the tokens that the model wants at the beginning of a plain text."""
+        """``alone``: with the tokens that the model expects at the beginning of plain text."""
         return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=alone)]
 
 
 def _id(call: ToolCall, index: int) -> str:
-    """The call's own id, or one of nine letters and digits, as some templates want."""
+    """Return the call's own id, or one of nine letters and digits, as some templates want."""
     return call.id or f"call{index:05}"
 
 

@@ -1,8 +1,8 @@
 """Tool calls in the text of a reply: the forms that open models are trained to write.
 
-Every form begins with a mark of its own, and the mark that comes first in a reply decides how the
-reply is read: what looks like another form, or like a thought, inside the arguments is text. A
-reply without a mark is a call only when it is nothing else.
+Each form begins with its own mark, and the first mark in a reply determines how the reply is
+parsed: whatever looks like another form, or like a thinking block, inside the arguments is text. A
+reply without a mark is a call only if it contains nothing else.
 """
 
 import json
@@ -67,7 +67,7 @@ _WRAPPERS = (  # what opens and closes a call or a list of calls
     ("<|action_start|><|plugin|>", "<|action_end|>"),  # InternLM
     ("<|python_start|>", "<|python_end|>"),  # Llama 4
 )
-_NAMED = {  # by a mark: what opens a call, with its name and perhaps an id, and what closes it
+_NAMED = {  # by mark: a pattern for the start of a call with its name and maybe an id, and its end
     "[TOOL_CALLS]": (  # Mistral Small 3.2, Magistral, Devstral
         r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]",
         r"(?=\[TOOL_CALLS\])",
@@ -92,10 +92,10 @@ _NAMED = {  # by a mark: what opens a call, with its name and perhaps an id, and
         r"<\|call\|>",
     ),
 }
-_MOST_CLOSINGS = 16  # that are looked at for the end of one call
+_MOST_CLOSINGS = 16  # the most that are tried as the end of one call
 _JSON_BEGINS = re.compile(r"\{|\[\s*\{")
 _PARAMETER = re.compile(r"<parameter=(?P<key>[^>\s]+)>\n?(?P<text>.*?)\n?</parameter>", re.DOTALL)
-_DIALECT = "(?:｜DSML｜ ?|atem:)?"  # of DeepSeek and Muse
+_DIALECT = "(?:｜DSML｜ ?|atem:)?"  # a prefix in tags of DeepSeek and Muse
 _TAG_BEGINS = f"(?:{re.escape(_MINIMAX)})?<"
 _INVOKED = re.compile(f"{_TAG_BEGINS}{_DIALECT}invoke name=")
 _INVOKE = re.compile(
@@ -138,12 +138,12 @@ _BEGUN = re.compile(r'\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parame
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool. One that could not be read says why, and may have no name."""
+    """A tool call. One that could not be parsed says why, and may have no name."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    id: str | None = None  # that the model itself gave the call
+    id: str | None = None  # as the model wrote it
     texts: dict[str, str] = field(default_factory=dict, compare=False)
     """Arguments of a form without types that were read as JSON, as they were written."""
 
@@ -155,7 +155,7 @@ _NAMELESS = ToolCall("", error="a call needs a name")
 def parse_tool_calls(text: str, thinking: bool = False) -> list[ToolCall]:
     """Return the tool calls of a reply, in order, in any form that ``docs/agents.md`` lists.
 
-    Thoughts have no calls. ``thinking``: the prompt has opened a thought (:func:`opens_thought`).
+    Thinking blocks have no calls. ``thinking``: the prompt opened one (:func:`opens_thought`).
 
     >>> calls = parse_tool_calls('<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>')
     >>> calls[0].name, calls[0].arguments
@@ -212,7 +212,7 @@ def _call_end(text: str, mark: re.Match[str]) -> int:
 
 
 def opens_thought(prompt: str) -> bool:
-    """Return whether a prompt ends inside a thought, as those of some reasoning models do.
+    """Return whether a prompt ends inside a thinking block, as for some reasoning models.
 
     >>> opens_thought("<|im_start|>assistant\\n<think>\\n")
     True
@@ -328,7 +328,7 @@ _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 
 
 def _read(piece: str) -> list[ToolCall]:
-    """The calls inside a wrapper, which models fill in different ways."""
+    """Return the calls inside a wrapper, which models fill in different ways."""
     if piece.startswith("<function="):
         return _functions(piece)
     if _INVOKED.match(piece):
@@ -371,7 +371,7 @@ def _braced(piece: str) -> list[ToolCall]:
 
 
 def _only_calls(text: str) -> list[ToolCall]:
-    """The calls of a reply that is nothing else, if all of them can be read."""
+    """Return the calls of a reply that is nothing else, if all of them can be read."""
     calls = _bare(text.strip())
     return [] if any(call.error for call in calls) else calls
 

@@ -19,7 +19,7 @@ _LONGEST = 48
 
 
 def task_name(adapter: Any) -> str:
-    """A task's name in paths: its ``name``, or else its class's in lower case.
+    """Return a task's name in paths: its ``name``, or else its class's in lower case.
 
     >>> class VerifiableMathAdapter: pass
     >>> task = VerifiableMathAdapter()

@@ -185,7 +185,7 @@ def by_step(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def failures(rows: Sequence[Row], answers: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the commonest ways to earn less than the best, with examples of the latest steps."""
+    """Return the most common failures, with examples from the latest steps."""
     best = max((row["reward"] for row in rows if row["reward"] is not None), default=0.0)
     worse = [row for row in reversed(rows) if row["reward"] is None or row["reward"] < best]
     kinds = sorted(_by_kind(worse, answers).items(), key=lambda kind: -len(kind[1]))
@@ -213,7 +213,7 @@ def _example(row: Row, answers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _curves(metrics: Sequence[Row]) -> dict[str, list[list[float]]]:
-    """The series of a run that a report draws."""
+    """Return the series of a run that a report draws."""
     names = ("reward/mean", "reward/success", "holdout/pass@1", "length/mean", "length/truncated")
     found = {}
     for name in names:

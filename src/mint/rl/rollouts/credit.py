@@ -14,7 +14,7 @@ class TurnScore(Score):
     """A score whose total is the sum of one reward for each reply of the model."""
 
     turns: tuple[float, ...] = ()
-    tokens: tuple[tuple[float, ...], ...] | None = None  # of every reply, if each token has its own
+    tokens: tuple[tuple[float, ...], ...] | None = None  # by reply, if tokens have rewards
 
 
 def per_turn(rewards: Sequence[float], components: Mapping[str, float] | None = None) -> TurnScore:

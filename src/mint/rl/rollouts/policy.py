@@ -76,7 +76,7 @@ class Policy:
     stop: tuple[str, ...] = ()
     version: int = 0
     filters: Filters = Filters()
-    digest: str | None = None  # of the weights, as the service checks them
+    digest: str | None = None  # the service's digest of the weights
     newest: Callable[[], Policy] | None = None  # asked before every request, for newer weights
 
     @property
@@ -143,18 +143,18 @@ class Policy:
         return last in self._marks and not stopped
 
     def text(self, answer: PolicyAnswer, stop: Sequence[str] | None = None) -> str:
-        """The text of an answer, without the mark that closed it."""
+        """Return the text of an answer, without the mark that closed it."""
         kept = answer.tokens[:-1] if self.has_ended(answer, stop) else answer.tokens
         return str(self.tokenizer.decode(kept))
 
 
 def make_segment(prompt: Sequence[int], answer: PolicyAnswer) -> Segment:
-    """A prompt and an answer to it, or :class:`mint.rl.MissingLogprobs`."""
+    """Return the segment of a prompt and an answer. Raises :class:`mint.rl.MissingLogprobs`."""
     return Segment.of(prompt, answer.tokens, answer.logprobs, answer.version, answer.kept)
 
 
 def seed_for(seed: int | None, *place: object) -> int | None:
-    """A seed that depends on nothing but the run's seed and the place where it is used.
+    """Return a seed that depends on nothing but the run's seed and the place where it is used.
 
     >>> seed_for(0, 1, "a") == seed_for(0, 1, "a") != seed_for(0, 2, "a")
     True

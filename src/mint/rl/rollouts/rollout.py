@@ -43,7 +43,7 @@ class Segment:
         version: int = 0,
         kept: Sequence[Kept] | None = None,
     ) -> Segment:
-        """A prompt, which the policy only read, and one answer to it with its logprobs."""
+        """Return the segment of a prompt and one answer to it with its logprobs."""
         given, count = len(prompt), len(answer)
         if logprobs is None or len(logprobs) != count:
             got = "no" if logprobs is None else str(len(logprobs))
@@ -68,7 +68,7 @@ class Segment:
         return sum(self.sampled)
 
     def trimmed(self) -> Segment:
-        """Without what came after the last sampled token: nothing is learned there."""
+        """Return a copy without the tokens after the last sampled one: nothing is learned there."""
         if True not in self.sampled:
             return Segment()
         end = len(self.sampled) - self.sampled[::-1].index(True)
@@ -92,20 +92,20 @@ class Rollout:
     text: str
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)  # why a component got its value
+    reasons: dict[str, str] = field(default_factory=dict)  # why a component has its value
     truncated: bool = False
     error: str | None = None
-    failures: list[CodeFailure] = field(default_factory=list)  # of the reward, and of tools
+    failures: list[CodeFailure] = field(default_factory=list)  # failures of the reward and of tools
     trace: list[dict[str, Any]] = field(default_factory=list)
-    prompt: str = ""  # of a conversation: what the model was asked first
-    penalty: float = 0.0  # of length and KL: added to the reward before advantages
+    prompt: str = ""  # for a conversation: the last message before the first reply
+    penalty: float = 0.0  # for length and KL; added to the reward before advantages
     masked: bool = False  # left out of training, though it has a reward
     advantage: float = 0.0
     sampled_at: float | None = None  # seconds since the epoch
-    turns: list[Turn] = field(default_factory=list)  # of a conversation: the replies
+    turns: list[Turn] = field(default_factory=list)  # for a conversation: its replies
     turn_rewards: list[float] | None = None  # one for each reply; their sum is the reward
-    discount: float = 1.0  # of the rewards of later turns
-    turn_advantages: list[float] | None = None  # one for each reply, in place of the one above
+    discount: float = 1.0  # factor for the rewards of later turns
+    turn_advantages: list[float] | None = None  # one for each reply; replaces ``advantage``
 
     @property
     def returns(self) -> list[float]:
@@ -182,7 +182,7 @@ class Group:
     identity: str
     prompt: str
     rollouts: list[Rollout]
-    version: int = 0  # of the oldest weights that made a token of it
+    version: int = 0  # the oldest weights that sampled a token of it
 
     @property
     def counted(self) -> list[Rollout]:
@@ -211,6 +211,6 @@ class Group:
         return "all_wrong" if max(rewards) <= 0.0 else "all_equal"
 
     def success(self, threshold: float) -> float:
-        """The share of right answers among those that were scored."""
+        """Return the share of right answers among those that were scored."""
         rewards = self.rewards
         return sum(reward >= threshold for reward in rewards) / len(rewards) if rewards else 0.0

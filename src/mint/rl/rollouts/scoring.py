@@ -163,7 +163,7 @@ async def _outcome(method: Any, workers: asyncio.Semaphore | None, *arguments: A
 
 
 def as_sample(sample: Any, response: str) -> Sample:
-    """A task's sample as reward functions see it: a response, a prompt, and metadata.
+    """Return a task's sample as reward functions see it: a response, a prompt, and metadata.
 
     >>> as_sample(("What is 3 + 5?", "8"), "It is 8.")
     Sample(response='It is 8.', prompt='What is 3 + 5?', metadata={'answer': '8'})

@@ -14,8 +14,8 @@ import mint
 from mint.embedded import embedded_service_ended
 from mint.rl.runtime.threads import to_thread
 
-_EVERY = 5.0  # seconds between two looks at the service
-_OWN_EVERY = 0.25  # seconds between two looks at whether this process's own service has ended
+_EVERY = 5.0  # seconds between two polls of the service
+_OWN_EVERY = 0.25  # seconds between two checks whether this process's own service has ended
 _HEALTH = "/api/v1/healthz"
 
 
@@ -49,7 +49,7 @@ class ServiceMonitor:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Cancel what is done in here, and raise :class:`NoAnswer`, when the service is gone."""
+        """Cancel the work in this context and raise :class:`NoAnswer` if the service is gone."""
         task = asyncio.current_task()
         assert task is not None
         watch = asyncio.ensure_future(self._watch(task))
@@ -75,7 +75,7 @@ class ServiceMonitor:
             raise
 
     async def _look(self, http: httpx.AsyncClient) -> bool:
-        """Report the first failed poll, and raise when ``patience`` has ended."""
+        """Poll; report the first failure, and raise when ``patience`` is exhausted."""
         now = time.monotonic()
         try:
             await http.get(self.url + _HEALTH, timeout=min(2 * _EVERY, self.patience))

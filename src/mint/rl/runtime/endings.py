@@ -1,8 +1,8 @@
 """Exceptions that end a run before its last step.
 
-Each of these says all there is to say. A program can catch them like any other exception; a script
-that does not ends with their text alone, without a traceback, because they are ``SystemExit`` too.
-They are raised where no event loop runs: inside one, ``SystemExit`` would tear it down.
+Their messages are complete. A program can catch them like any other exception. A script that does
+not catch them ends with the message alone, without a traceback, because they are also
+``SystemExit``. They are raised outside the event loop, which ``SystemExit`` would stop.
 """
 
 from mint.rewards import TooManyFailures
@@ -10,7 +10,7 @@ from mint.rl.runtime.connection import Ended, NoAnswer
 
 
 class Interrupted(SystemExit, KeyboardInterrupt):
-    """Ctrl-C, after what was done has been saved. A script ends with 130, as shells expect."""
+    """Ctrl-C, after completed work was saved. A script ends with 130, as shells expect."""
 
     def __init__(self) -> None:
         super().__init__(130)
@@ -21,7 +21,7 @@ class RunStopped(SystemExit, RuntimeError):
 
 
 class RewardsFailed(SystemExit, TooManyFailures):
-    """Too many rewards failed. The text says which way, and where the last checkpoint is."""
+    """Too many rewards failed. The text says how, and where the last checkpoint is."""
 
 
 class ServiceLost(SystemExit, RuntimeError):

@@ -1,9 +1,9 @@
-"""Handle Ctrl-C: end a run where nothing is left half done.
+"""Handle Ctrl-C: end a run at a point where its state is consistent.
 
-``asyncio.Runner`` cancels its task at the first Ctrl-C, wherever that is, and raises in the middle
-of anything at the second. It cannot let a step that is being trained on end first, leave the saving
-at the end of a run alone, or react to a notebook, whose Ctrl-C arrives in another thread; and it
-waits forever for a task or a thread that does not end. That is all that this module adds.
+``asyncio.Runner`` cancels its task at the first Ctrl-C, wherever it is, and raises at the second.
+This module adds what it cannot do: finish a step that is being trained on, not interrupt the saving
+at the end of a run, react to the Ctrl-C of a notebook, which arrives in another thread, and exit
+although a task or a thread does not end.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 Result = TypeVar("Result")
-_CLOSE_SECONDS = 5.0  # how long work that was cancelled has to clean up
-_HELD_UP_SECONDS = 0.3  # a loop that has not seen a press for so long is held up
+_CLOSE_SECONDS = 5.0  # how long cancelled work may take to clean up
+_HELD_UP_SECONDS = 0.3  # a loop that has not handled a press for this long is blocked
 
 
 class Interruption:
     """Handles Ctrl-C from the beginning of a run to its end.
 
-    ``answer`` says what a press does to the run: ``cancel`` it; ``finish`` the step first, and
-    cancel at the second press; or ``ignore`` it while the run is closed, which takes no time. A
-    press while an earlier one has been waiting for the event loop means that a user's code blocks
-    the loop, and raises ``KeyboardInterrupt`` there. (Never at once: raised inside asyncio, it
-    would lose the wake-up of a task, which then waits forever.)
+    ``answer`` is what a press does to the run: ``cancel`` it; ``finish`` the step first, and cancel
+    at the second press; or ``ignore`` it while the run is being closed, which is quick. If an
+    earlier press still waits for the event loop, a user's code blocks the loop, and the next press
+    raises ``KeyboardInterrupt`` in that code. (Not immediately: raised inside asyncio, it could
+    lose the wake-up of a task, which would then wait forever.)
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Interruption:
         self._loop = loop = asyncio.new_event_loop()
         with self._listening(), _closing(loop):
             self._task = task = loop.create_task(work())
-            if self.presses:  # before there was a loop
+            if self.presses:  # pressed before the loop existed
                 self._see()
             try:
                 return loop.run_until_complete(task)

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def in_a_thread(function: Callable[[], Result]) -> Future[Result]:
-    """Call a function that blocks, in a thread of its own."""
+    """Call a blocking function in a separate thread."""
     future: Future[Result] = Future()
 
     def work() -> None:
@@ -23,7 +23,7 @@ def in_a_thread(function: Callable[[], Result]) -> Future[Result]:
             return
         try:
             future.set_result(function())
-        except StopIteration as error:  # which no coroutine that waits for it may raise
+        except StopIteration as error:  # a coroutine must not raise it
             future.set_exception(RuntimeError(f"StopIteration: {error}"))
         except BaseException as error:
             future.set_exception(error)
@@ -33,7 +33,7 @@ def in_a_thread(function: Callable[[], Result]) -> Future[Result]:
 
 
 async def to_thread(function: Callable[[], Result]) -> Result:
-    """Call a function that blocks, in a thread of its own, while the event loop continues.
+    """Call a blocking function in a separate thread, while the event loop continues.
 
     >>> asyncio.run(to_thread(lambda: 2 + 2))
     4
@@ -42,7 +42,7 @@ async def to_thread(function: Callable[[], Result]) -> Result:
 
 
 async def call(function: Callable[[], Any]) -> Any:
-    """Return the result of a function that may be async, and may block when it is not."""
+    """Return the result of a function that is async, or sync and possibly blocking."""
     if inspect.iscoroutinefunction(function):
         return await function()
     found = await to_thread(function)

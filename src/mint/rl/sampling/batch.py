@@ -33,7 +33,7 @@ class Update:
 
 @dataclass
 class Batch:
-    """The groups of a step, or of a part of it, and what became of them."""
+    """The groups of a step, or of a part of it, with the updates trained on them."""
 
     step: int
     groups: list[Group]
@@ -42,7 +42,7 @@ class Batch:
     stale: list[Group] = field(default_factory=list)  # too old to be trained on
     aborted: int = 0  # groups that were too old before they were complete
     policies: Mapping[int, Policy] = field(default_factory=dict)  # by version
-    metrics: dict[str, float] = field(default_factory=dict)  # of sampling and of comparing
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics of sampling and comparing
     updates: list[Update] = field(default_factory=list)
 
     @property

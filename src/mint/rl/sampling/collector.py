@@ -43,7 +43,7 @@ class Collector:
     async def groups(
         self, policy: Policy, items: Sequence[Item], step: int, size: int, round_: str = ""
     ) -> list[Group]:
-        """One group for every item, all in flight at once."""
+        """Sample one group for every item, all in flight at once."""
         tasks = [
             asyncio.ensure_future(self.group(policy, item, step, size, f"{round_}{index}"))
             for index, item in enumerate(items)
@@ -92,7 +92,7 @@ class Collector:
         seed = seed_for(self.cfg.seed, "sample", step, place)
         try:
             answers = await policy.sample(item.prompt, size, seed)
-        except mint.RequestFailedError as error:  # of this prompt, as when it is too long
+        except mint.RequestFailedError as error:  # this prompt is at fault: too long, for example
             failure = CodeFailure(f"{type(error).__name__}: {error}", "", "")
             return [Rollout([], "", error=failure.error, failures=[failure]) for _ in range(size)]
         self.answered[id(item)] += size

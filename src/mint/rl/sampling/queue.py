@@ -27,7 +27,7 @@ class StartedGroup:
     draw: int
     place: str
     item: Item
-    version: int  # of the newest weights when it was started
+    version: int  # the newest weights when it was started
     task: asyncio.Task[Group]
 
 

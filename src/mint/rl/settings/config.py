@@ -71,7 +71,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
         raise AttributeError(f"RLConfig has no setting {name!r}.{closest(name, _names())}")
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with changes, checked like a new config."""
+        """Return a copy with changes, checked like a new config."""
         return type(self)(**{**self.model_dump(), **(update or {})})
 
     @classmethod

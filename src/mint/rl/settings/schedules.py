@@ -7,7 +7,7 @@ from mint.rl.settings.config import RLConfig
 
 
 def between(start: float, end: float, step: int, steps: int, shape: str) -> float:
-    """The value at a step (1 is the first), from ``start`` at the first to ``end`` at the last.
+    """Return the value at a step, from ``start`` at the first step, 1, to ``end`` at the last.
 
     >>> [between(1.0, 0.0, step, 3, "linear") for step in (1, 2, 3)]
     [1.0, 0.5, 0.0]
@@ -23,13 +23,13 @@ def between(start: float, end: float, step: int, steps: int, shape: str) -> floa
 
 
 def temperature_at(cfg: RLConfig, step: int) -> float:
-    """The temperature of a step: high to explore early, low to settle later."""
+    """Return the temperature of a step: high to explore early, low to settle later."""
     end = cfg.temperature if cfg.temperature_end is None else cfg.temperature_end
     return between(cfg.temperature, end, step, cfg.steps, cfg.temperature_schedule)
 
 
 def learning_rate_at(cfg: RLConfig, step: int) -> float:
-    """The learning rate of a step: warmed up first, then on its schedule.
+    """Return the learning rate of a step: warmed up first, then on its schedule.
 
     >>> cfg = RLConfig(steps=10, learning_rate=1.0, warmup_steps=4)
     >>> [learning_rate_at(cfg, step) for step in (1, 4, 5, 10)]
@@ -42,7 +42,7 @@ def learning_rate_at(cfg: RLConfig, step: int) -> float:
 
 
 def reward_weights_at(cfg: RLConfig, step: int) -> Mapping[str, float] | None:
-    """The weights of the reward's components at a step, or None for the reward's own total."""
+    """Return the weights of the reward's components at a step; None for the reward's total."""
     start, end = cfg.reward_weights, cfg.reward_weights_end
     if start is None or end is None:
         return start

@@ -124,11 +124,11 @@ class Settings(BaseModel):
     disk_wait_s: Seconds = 3600.0
     """How long training operations wait for space on a full disk before they fail."""
     max_outstanding_samples: NonNegativeInt = 20_000
-    """Samples in progress at once; further requests get 429, and clients retry. A user may have
-    four fifths of what the others leave."""
+    """Samples in progress at once; further requests get 429, and clients retry. One user may use
+    four fifths of what other users leave free."""
     max_result_bytes: NonNegativeInt = 256 * 1024 * 1024
-    """Memory for finished results; beyond it, the oldest are moved to disk. A user may have four
-    fifths of what the others leave."""
+    """Memory for finished results; beyond it, the oldest are moved to disk. One user may use four
+    fifths of what other users leave free."""
     max_stored_result_bytes: NonNegativeInt = 4 * 1024 * 1024 * 1024
     """Disk space for finished results; beyond it, the oldest are dropped, and clients send the
     sample again."""

@@ -25,7 +25,7 @@ from mint.service.api.routes import (
 from mint.service.service import Service
 from mint.service.wire.decoding import machine_budget
 
-_MAX_JSON_BYTES = 16 * 1024 * 1024  # of any request but the operations of a run
+_MAX_JSON_BYTES = 16 * 1024 * 1024  # for all requests except the operations of a run
 _UPLOAD = "/api/v1/checkpoints/upload"
 _TINKER = (sessions, training, sampling, futures, transfers, weights, rest, tokenizers, usage)
 ROUTERS = (

@@ -27,7 +27,7 @@ _OF_MEMORY = {
 
 
 class Gauges(Collector):
-    """Renders all metrics; of an engine that does not answer in time, its last numbers."""
+    """Renders all metrics; if an engine does not answer in time, its last known values."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -15,8 +15,8 @@ _SLOWEST_BODY = 10_000  # bytes a second
 
 
 def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol, which here closes connections on which the headers of a request,
-    or the rest of the body of an answered one, do not arrive in time."""
+    """Return uvicorn's protocol, extended to close connections when the headers of a request, or
+    the rest of the body of one that was already answered, do not arrive in time."""
 
     class TimedProtocol(H11Protocol):
         _closing: asyncio.TimerHandle | None = None
@@ -58,9 +58,9 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
 class BodyLimit:
     """Refuses bodies that are too large or arrive too slowly, while they arrive.
 
-    ``limits`` are the most bytes for some paths, and ``limit`` for all others. All bodies that are
-    in memory at once have at most ``memory`` bytes, unless there is only one. Those of the paths
-    ``on_disk`` are not in memory.
+    ``limits`` has the maximum size of a body for some paths, and ``limit`` is that of all others.
+    Bodies in memory together take at most ``memory`` bytes; a single one may always use its own
+    limit. Bodies for the paths ``on_disk`` are not held in memory.
     """
 
     app: ASGIApp

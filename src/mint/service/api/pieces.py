@@ -11,9 +11,9 @@ PIECE = 256 * 1024
 
 
 class PiecewiseResponse(Response):
-    """An answer of which one piece at a time is passed on, when the client has read the last.
+    """A response that is sent piece by piece, each when the client has read the one before.
 
-    The server copies all that it is given: clients that ask for one large result over many
+    The server buffers whatever it is given: clients that request one large result over many
     connections, and do not read it, would otherwise fill the memory.
     """
 

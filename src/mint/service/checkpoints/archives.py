@@ -63,7 +63,7 @@ def unpack(
     outside the folder, and archives that unpack to more than ``limit`` bytes.
     """
     try:
-        largest = _SPARE_BYTES + _MAX_RATIO * archive.stat().st_size  # as weights hardly compress
+        largest = _SPARE_BYTES + _MAX_RATIO * archive.stat().st_size  # weights hardly compress
         with _Archive.open(archive, "r|*", tarinfo=_SmallHeader) as packed:
             _unpack(packed, folder, min(limit, largest), check)
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, RecursionError) as error:

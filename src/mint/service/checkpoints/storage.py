@@ -265,8 +265,8 @@ class CheckpointStore:
     def finish_changes(self) -> None:
         """Delete the folders that a crash left without a row, while they were published or deleted.
 
-        Only folders that were marked for such a change are looked at: no mistake about the database
-        deletes another. A change in progress, also of another service, has its mark locked.
+        Only folders that were marked for such a change are examined, so that a wrong database
+        deletes no others. A change in progress, also in another service, has its mark locked.
         """
         for mark in self._root.glob(f"*/*/{_CHANGING}*"):
             with contextlib.suppress(OSError), open(mark, "rb") as file:
@@ -305,12 +305,12 @@ def read_lora(lora: dict[str, object]) -> LoraSpec:
 
 @contextlib.contextmanager
 def _marked(folder: Path) -> Iterator[Path]:
-    """Mark a checkpoint while its files and its row change; the mark stays if that is cut short."""
+    """Mark a checkpoint while its files and row change; the mark stays after an interruption."""
     mark = folder.with_name(f"{_CHANGING}{folder.name}")
     try:
         file = open(mark, "ab")  # noqa: SIM115
     except OSError as error:
-        # the files are gone already, or the disk is full, and a checkpoint must still be deleted
+        # without files, or on a full disk, a checkpoint must still be deleted
         if not (isinstance(error, FileNotFoundError) or is_disk_full(error)):
             raise
         yield mark

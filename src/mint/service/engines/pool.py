@@ -129,8 +129,8 @@ class Engines:
             await self._tell_waiters()
 
     def alone(self, base_model: str, is_suspect: bool) -> AbstractAsyncContextManager[None]:
-        """Return a context for work during which a worker died: only one at a time enters it, so
-        that the one that kills workers fails, and not the others."""
+        """Return a context for retrying work during which a worker died. Only one caller enters
+        it at a time, so that only the one that kills workers fails."""
         return self._suspects[base_model] if is_suspect else nullcontext()
 
     async def get(self, base_model: str) -> EngineProcess:

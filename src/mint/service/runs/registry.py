@@ -130,7 +130,7 @@ class Runs:
             raise
         finally:
             if not is_new:
-                in_background(run.resume())  # what its journal has left to do
+                in_background(run.resume())  # the operations left in its journal
         return run.creation_answer()
 
     async def _delete(self, run: TrainingRun) -> None:

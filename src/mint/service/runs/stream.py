@@ -111,7 +111,7 @@ class Gradients:
     voided: list[str] = field(default_factory=list)
 
     def why_not_step(self) -> str | None:
-        """Return why a step now would use nothing but old momentum, if it would."""
+        """Return why a step now would apply nothing but old momentum; None if it would not."""
         if self.kept or not self.voided:
             return None
         return (

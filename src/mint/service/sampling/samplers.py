@@ -23,7 +23,7 @@ from mint.service.wire.requests import CreateSamplingSession, SampleBody
 
 log = logging.getLogger(__name__)
 _USUAL_CONTEXT = 4096  # what a sample without max_tokens may take, until its model is loaded
-_NAMED = "named"  # in place of a session's id: samplers that OpenAI clients ask for by name
+_NAMED = "named"  # the session id of samplers that OpenAI clients request by name
 
 
 class Samplers:

@@ -138,7 +138,7 @@ class SamplingSession:
                 return
             if not engine.is_alive:  # it died meanwhile, and the run may be in the next one
                 raise EngineDied("the engine died while the weights of a sampler were restored")
-            folder = await asyncio.to_thread(self.evicted.find, row)  # by unload_model, meanwhile
+            folder = await asyncio.to_thread(self.evicted.find, row)  # saved by unload_model
             if folder is None:
                 raise self.refused or self._no_longer_kept()
         if folder is not None:

@@ -37,7 +37,7 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
 
 
 def _prepare_postgresql(connection: Any, _: object) -> None:
-    """Limit statements, for example when another connection holds a lock, unless it was set."""
+    """Limit the time of a statement, which may wait for a lock, unless a limit is set already."""
     connection.cursor().execute(
         f"select set_config('statement_timeout', '{_STATEMENT_LIMIT_S}s', false) "
         "where current_setting('statement_timeout') = '0'"

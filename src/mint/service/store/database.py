@@ -144,7 +144,7 @@ class CheckpointRow(Owned, Table):
 
     @property
     def version(self) -> str:
-        """Tells a checkpoint from one that replaced it under the same name."""
+        """Distinguishes a checkpoint from one that replaced it under the same name."""
         return f"{self.id}-{self.created_at.timestamp():.6f}"
 
 

@@ -16,12 +16,12 @@ class Sessions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._creating = asyncio.Lock()
-        self._seen: dict[str, tuple[str, float]] = {}  # the owner, and when
+        self._seen: dict[str, tuple[str, float]] = {}  # the owner and the time
 
     async def create(
         self, user: str, key: str, request: CreateSession, check: Callable[[int], None] | None
     ) -> str:
-        """Create a session, after a check of how many without runs its key has, if it is given."""
+        """Create a session. ``check`` gets the number of its key's sessions without runs first."""
         session_id = str(uuid.uuid4())
         row = SessionRow(id=session_id, user=user, key=key, **request.model_dump())
         if check is None:

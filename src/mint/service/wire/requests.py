@@ -29,9 +29,9 @@ MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-4
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
-"""A list of which only the first wrong item is reported: there may be millions."""
+"""A list that reports only its first wrong item: there may be millions."""
 MAX_CONFIRMED = 100_000  # results that one request confirms: as many as are kept
-MAX_STOPS = 100  # all are searched for in the text at every token, while others wait
+MAX_STOPS = 100  # every token's text is searched for all of them, while other requests wait
 _CONTENT = {"prompt", "messages", "stop", "tools", "data", "user_metadata", "tags", "detail"}
 """Fields whose content is not repeated in errors."""
 

@@ -29,7 +29,7 @@ from mint.service.wire.requests import engine_fields
 
 _LOWEST = -9999.0  # JSON has no infinity
 _UNREAD = (
-    "Too much of this user's streams waits for their clients, so this one was ended. Read streams "
+    "This user's clients have left too much output unread, so this stream was ended. Read streams "
     "without pauses, or ask for less at once."
 )
 MAX_SCORES = 2**19
@@ -47,7 +47,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """The bytes that it takes in memory, about."""
+        """The approximate size in memory, in bytes."""
         return 300 + len(self.text) + sum(200 + 120 * len(score.top) for score in self.scores)
 
 
@@ -197,7 +197,7 @@ async def stream_pieces(service: Service, job: PreparedRequest) -> AsyncIterator
             while (piece := await unread.get()) is not None:
                 yield piece
     finally:
-        unread.fail(ApiError(499, "The stream has ended."))  # whatever is still sampled
+        unread.fail(ApiError(499, "The stream has ended."))  # for samples still in progress
         for sample in samples:
             sample.cancel()
 
@@ -205,8 +205,8 @@ async def stream_pieces(service: Service, job: PreparedRequest) -> AsyncIterator
 class _UnreadPieces:
     """The pieces of one stream that its client has not read.
 
-    Those of all streams have a bound, of which one user cannot take all. A stream that exceeds it
-    ends with an error; waiting for its reader would make others wait in the engine.
+    All streams together have a bound, of which one user can use only a part. A stream that exceeds
+    it ends with an error: waiting for its reader would delay other requests in the engine.
     """
 
     def __init__(self, unsent: Share, user: str) -> None:
@@ -226,7 +226,7 @@ class _UnreadPieces:
         self._pieces.put_nowait(piece)
 
     def fail(self, error: Exception) -> None:
-        """End the stream with an error instead of what was not read."""
+        """End the stream with an error, and drop the unread pieces."""
         while not self._pieces.empty():
             self._read(self._pieces.get_nowait())
         self._error = error

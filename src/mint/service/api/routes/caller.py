@@ -91,8 +91,8 @@ class JsonRequest(Request):
 class JsonRoute(APIRoute):
     """A route that checks the key before it reads the body, and refuses invalid Unicode.
 
-    Python's own parser accepts half a surrogate pair, which then cannot be encoded: not for the
-    tokenizer, not for the database, and not in the error message about it.
+    Python's parser accepts a lone surrogate, which cannot be encoded afterwards: neither for the
+    tokenizer, nor for the database, nor in the error message about it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

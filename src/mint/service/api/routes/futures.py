@@ -14,7 +14,7 @@ from mint.service.wire import requests
 
 
 class PollRoute(JsonRoute):
-    """A route that thousands may call at the same moment: see :mod:`mint.service.turns`."""
+    """A route that thousands of clients may call at once: see :mod:`mint.service.turns`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

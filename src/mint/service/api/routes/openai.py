@@ -130,7 +130,7 @@ async def _answer(service: Service, form: Form, request: Request) -> Response:
 
 def _require_room(service: Service, user: str) -> None:
     if not service.unsent.has_room(user):
-        raise ApiError(429, "Too many answers wait for the clients of this user; retry.")
+        raise ApiError(429, "This user's clients have too many unread answers; retry.")
 
 
 def _encode(form: Form, results: list[SampleResult]) -> bytes:
