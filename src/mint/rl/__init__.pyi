@@ -31,7 +31,11 @@ from .data.file_formats import DataError as DataError
 from .data.split import Split as Split
 from .datums.datum import build_datums as build_datums
 from .evaluation.comparison import Comparison as Comparison, compare as compare
-from .evaluation.evaluator import Evaluator as Evaluator, SetEvaluator as SetEvaluator
+from .evaluation.evaluator import (
+    Evaluator as Evaluator,
+    Examiner as Examiner,
+    SetEvaluator as SetEvaluator,
+)
 from .evaluation.results import SetResult as SetResult
 from .evaluation.scores import Evaluation as Evaluation, evaluate as evaluate
 from .guards import Guards as Guards

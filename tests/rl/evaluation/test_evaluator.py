@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import mint
+import mint.rl
 from mint.rl import Chat, Evaluation, Evaluator, RLConfig, run_grpo
 from mint.rl.evaluation.bisect import PastRun
 from mint.rl.evaluation.evaluator import SetEvaluator, with_holdout_reward
@@ -197,6 +198,10 @@ def test_a_resumed_run_leaves_out_the_prompts_of_its_first_evaluation(
     assert shown == [(3, 2)] * 3
     assert [row["holdout/unrewarded"] for row in metrics()] == [0, 0, 2]
     assert [row["holdout/pass@1"] for row in metrics()] == pytest.approx([1, 1, 1 / 3])
+
+
+def test_scripts_that_import_the_earlier_name_of_the_evaluator_still_run() -> None:
+    assert mint.rl.Examiner is mint.rl.SetEvaluator
 
 
 def test_a_task_without_a_holdout_reward_is_evaluated_by_its_reward() -> None:

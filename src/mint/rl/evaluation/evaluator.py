@@ -122,6 +122,9 @@ class SetEvaluator:
         return collect_results(name, adapter, groups, cfg.success_threshold)
 
 
+Examiner = SetEvaluator  # its earlier name, which scripts import from mint.rl
+
+
 @asynccontextmanager
 async def sampling_client(
     service: mint.ServiceClient, cfg: RLConfig, path: str | None
