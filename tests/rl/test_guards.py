@@ -185,6 +185,19 @@ def test_no_signal_tells_all_right_from_all_wrong(metrics: dict[str, float], sai
     assert said in str(findings[0])
 
 
+@pytest.mark.parametrize(
+    "term", [{"kl_loss_coef": 0.04}, {"entropy_coef": 0.01}, {"loss_fn": "dro"}]
+)
+def test_no_signal_is_found_where_only_another_term_of_the_loss_is_trained(
+    term: dict[str, Any],
+) -> None:
+    equal = {"datums": 32.0, "groups/signal": 0.0, "groups/all_right": 0.0, "groups/all_wrong": 8.0}
+    (finding,) = after(Guards(RLConfig(**term)), equal)
+    assert "groups/signal=0: 0 groups are all right, 8 all wrong" in str(finding)
+    assert after(Guards(RLConfig(**term)), {**equal, "groups/signal": 1.0}) == []
+    assert after(Guards(RLConfig(advantage="global", **term)), equal) == []  # they are compared
+
+
 def test_no_signal_says_when_most_rewards_are_missing_or_datums_were_taken_away() -> None:
     few = {"datums": 0.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0, "groups/unscored": 7.0}
     assert "excluded" in str(after(Guards(RLConfig()), few)[0])

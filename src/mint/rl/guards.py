@@ -99,7 +99,9 @@ def _clear(*rewards: float) -> float:
 
 def no_signal(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Nothing to learn from: every group has equal rewards."""
-    if m.get("datums", 1.0) > 0:
+    cfg, datums = guards.cfg, m.get("datums", 1.0)
+    only_terms = cfg.trains_every_answer and not cfg.compares_batch and m.get("groups/signal") == 0
+    if datums > 0 and not only_terms:
         return
     if signal := m.get("groups/signal", 0.0):
         seen = f"datums=0, though {signal:.0f} groups have better and worse answers."
@@ -124,7 +126,8 @@ def no_signal(m: Metrics, guards: Guards) -> Iterator[Report]:
             "easier prompts, or raise group_size and temperature."
         )
     yield (
-        f"datums=0: {right:.0f} groups are all right, {wrong:.0f} all wrong"
+        f"{'groups/signal' if datums else 'datums'}=0: {right:.0f} groups are all right, "
+        f"{wrong:.0f} all wrong"
         f"{f', {equal:.0f} equally good' if equal else ''}, so no answer was better than another.",
         advice,
     )
