@@ -111,6 +111,11 @@ def test_the_environment_can_say_none_and_a_new_line() -> None:
         ({"advantage": "dr_grpo", "aggregation": "token"}, "dr_grpo"),
         ({"eval_samples": 4}, "eval_temperature"),
         ({"overlong_buffer": 32}, "overlong_buffer"),
+        ({"importance_rule": "mask", "truncated_importance": 0.9}, "truncated_importance=0.9, wi"),
+        (
+            {"importance_rule": "mask", "truncated_importance": 2.0, "importance_low": 1.1},
+            "from importance_low=1.1",
+        ),
         ({"loss_fn": "ppo", "clip_high_threshold": 0.28}, "must be 1 or more"),
         ({"loss_fn": "ppo", "clip_low_threshold": 1.2}, "must be 1 or less"),
         ({"loss_fn": "cispo", "clip_low_threshold": -0.2}, "must be 0 or more"),
