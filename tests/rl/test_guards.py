@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from mint.rl import RLConfig
-from mint.rl.evaluation.scores import wilson
+from mint.rl.evaluation.scores import evaluate, wilson
 from mint.rl.guards import _GUARDS, Finding, Guards
 from mint.rl.settings.fields import Guard
 
@@ -115,6 +115,22 @@ def test_a_holdout_that_falls_with_the_reward_is_no_reward_hacking() -> None:
     rows = [{**HEALTHY, "reward/mean": reward} for reward in (0.5, 0.45, 0.4, 0.2)]
     assert [guards.check(row) for row in rows] == [[], [], [], []]
     assert guards.check({**HEALTHY, "reward/mean": 0.1, **held(0.1, 0.1)}) == []
+
+
+@pytest.mark.parametrize(("prompts", "names"), [(16, []), (640, ["reward_hacking"])])
+def test_a_holdout_that_falls_within_the_chance_of_its_prompts_is_no_reward_hacking(
+    prompts: int, names: list[str]
+) -> None:
+    def right(sixteenths: int) -> dict[str, float]:
+        rewards = [[1.0]] * sixteenths + [[0.2]] * (16 - sixteenths)
+        return evaluate(rewards * (prompts // 16), threshold=1.0).metrics()
+
+    guards = Guards(RLConfig())
+    guards.begin(right(9))
+    for reward in (0.5, 0.5, 0.5, 0.7, 0.7, 0.7, 0.7):
+        assert guards.check({**HEALTHY, "reward/mean": reward}) == []
+    found = guards.check({**HEALTHY, "reward/mean": 0.7, **right(6)})
+    assert [finding.name for finding in found] == names
 
 
 def test_a_holdout_that_stays_behind_a_rising_reward_is_reward_hacking() -> None:

@@ -142,7 +142,8 @@ def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Report]:
     best = max(earlier, key=lambda row: (round(row["holdout/pass@1"], 9), row["holdout/reward"]))
     paid, held_out = best["holdout/reward"], now["holdout/reward"]
     fewer_right = now["holdout/pass@1_high"] < best["holdout/pass@1"] - _ROUNDING
-    fell = fewer_right or held_out < paid - 2 * _clear(paid, held_out)
+    by_chance = now.get("holdout/reward_high", math.inf) >= paid  # of few prompts
+    fell = fewer_right or (held_out < paid - 2 * _clear(paid, held_out) and not by_chance)
     if fell and now["train"] > best["train"] + _clear(best["train"], now["train"]):
         before, how = best, "fell"
     elif _left_behind(earlier[0], now):
