@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from mint.rl import RLConfig
@@ -263,6 +265,34 @@ def test_what_is_noise_depends_on_the_scale_of_the_rewards() -> None:
     hacked = [judged(50.0, 60.0)] * 3 + [judged(70.0, 30.0)] * 5
     names = {finding.name for finding in after(Guards(RLConfig()), *hacked, healthy=0)}
     assert names == {"reward_hacking", "component_runaway"}
+
+
+def components(style: float, truth: float, draw: np.random.Generator) -> dict[str, float]:
+    """The components of a step of 8 prompts with 4 answers each, whose probabilities these are."""
+    return {
+        "component/style": float(draw.binomial(4, draw.beta(style * 4, 4 - style * 4, 8)).mean())
+        / 4,
+        "component/truth": float(draw.binomial(4, draw.beta(truth * 4, 4 - truth * 4, 8)).mean())
+        / 4,
+    }
+
+
+def test_components_that_vary_by_chance_are_no_trouble() -> None:
+    for seed in range(10):
+        draw, guards = np.random.default_rng(seed), Guards(RLConfig())
+        for _ in range(100):
+            assert guards.check({**HEALTHY, **components(0.4, 0.5, draw)}) == []
+
+
+def test_a_component_that_rises_at_the_cost_of_another_is_found_in_noisy_steps() -> None:
+    for seed in range(10):
+        draw, guards, names = np.random.default_rng(seed), Guards(RLConfig()), set[str]()
+        for step in range(100):
+            traded = min(1.0, step / 50)
+            guards.load(json.loads(json.dumps(guards.state())))  # as a run that is resumed
+            row = {**HEALTHY, **components(0.2 + 0.6 * traded, 0.6 - 0.5 * traded, draw)}
+            names |= {finding.name for finding in guards.check(row)}
+        assert names == {"component_runaway"}
 
 
 def test_growing_answers_that_are_right_more_often_are_no_trouble() -> None:
