@@ -196,6 +196,9 @@ def test_what_is_probably_not_meant_is_said() -> None:
     assert RLConfig().notes() == []
     assert "temperature=1.0" in RLConfig(loss_fn="ppo").notes()[0]
     assert RLConfig(loss_fn="ppo", temperature=1.0, substeps=2).notes() == []
+    cooling = {"temperature": 1.0, "temperature_schedule": "linear", "temperature_end": 0.6}
+    assert "at temperature 1 to 0.6" in RLConfig(loss_fn="ppo", **cooling).notes()[0]
+    assert RLConfig(loss_fn="ppo", match_sampling=True, **cooling).notes() == []
     assert "loss_fn=ppo" in RLConfig(substeps=2).notes()[0]
     sampled = RLConfig(eval_samples=4, eval_temperature=0.8).notes()
     assert [note.split()[0] for note in sampled] == ["eval_samples", "eval_temperature"]

@@ -86,10 +86,11 @@ def suspicious(cfg: RLConfig) -> list[str]:
         if not has_effect and getattr(cfg, name) != type(cfg).model_fields[name].default
     ]
     corrected = cfg.truncated_importance is not None or cfg.matches_sampling
-    if cfg.clips and cfg.temperature != 1.0 and not corrected:
+    if cfg.clips and not (cfg.samples_plainly or corrected):
+        end = f" to {cfg.temperature_end}" if cfg.temperature_schedule != "constant" else ""
         found.append(
             f"{cfg.loss_fn} clips the ratio of trainer to sampler, and at temperature "
-            f"{cfg.temperature:g} that is not 1 to begin with: set temperature=1.0 or "
+            f"{cfg.temperature:g}{end} that is not 1 to begin with: set temperature=1.0 or "
             "match_sampling=true."
         )
     if cfg.substeps > 1 and not cfg.clips:
