@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from mint.rl import RLConfig
-from mint.rl.evaluation.scores import wilson
+from mint.rl.evaluation.scores import evaluate, wilson
 from mint.rl.guards import _GUARDS, Finding, Guards
 from mint.rl.settings.fields import Guard
 
@@ -117,6 +119,22 @@ def test_a_holdout_that_falls_with_the_reward_is_not_reward_hacking() -> None:
     assert guards.check({**HEALTHY, "reward/mean": 0.1, **held(0.1, 0.1)}) == []
 
 
+@pytest.mark.parametrize(("prompts", "names"), [(16, []), (640, ["reward_hacking"])])
+def test_a_small_holdout_that_falls_by_chance_is_not_reported_as_reward_hacking(
+    prompts: int, names: list[str]
+) -> None:
+    def right(sixteenths: int) -> dict[str, float]:
+        rewards = [[1.0]] * sixteenths + [[0.2]] * (16 - sixteenths)
+        return evaluate(rewards * (prompts // 16), threshold=1.0).metrics()
+
+    guards = Guards(RLConfig())
+    guards.begin(right(9))
+    for reward in (0.5, 0.5, 0.5, 0.7, 0.7, 0.7, 0.7):
+        assert guards.check({**HEALTHY, "reward/mean": reward}) == []
+    found = guards.check({**HEALTHY, "reward/mean": 0.7, **right(6)})
+    assert [finding.name for finding in found] == names
+
+
 def test_a_holdout_that_stays_behind_a_rising_reward_is_reward_hacking() -> None:
     rows = [{"reward/mean": 0.1, **held(0.2, 0.2)}] + [{"reward/mean": 0.9, **held(0.2, 0.2)}] * 5
     (finding,) = after(Guards(RLConfig()), *rows, healthy=0)
@@ -187,6 +205,19 @@ def test_no_signal_distinguishes_all_right_from_all_wrong(
     assert said in str(findings[0])
 
 
+@pytest.mark.parametrize(
+    "term", [{"kl_loss_coef": 0.04}, {"entropy_coef": 0.01}, {"loss_fn": "dro"}]
+)
+def test_no_signal_is_found_where_only_another_term_of_the_loss_is_trained(
+    term: dict[str, Any],
+) -> None:
+    equal = {"datums": 32.0, "groups/signal": 0.0, "groups/all_right": 0.0, "groups/all_wrong": 8.0}
+    (finding,) = after(Guards(RLConfig(**term)), equal)
+    assert "groups/signal=0: 0 groups are all right, 8 all wrong" in str(finding)
+    assert after(Guards(RLConfig(**term)), {**equal, "groups/signal": 1.0}) == []
+    assert after(Guards(RLConfig(advantage="global", **term)), equal) == []  # they are compared
+
+
 def test_no_signal_says_when_most_rewards_are_missing_or_datums_were_taken_away() -> None:
     few = {"datums": 0.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0, "groups/unscored": 7.0}
     assert "excluded" in str(after(Guards(RLConfig()), few)[0])
@@ -236,6 +267,34 @@ def test_what_is_noise_depends_on_the_scale_of_the_rewards() -> None:
     hacked = [judged(50.0, 60.0)] * 3 + [judged(70.0, 30.0)] * 5
     names = {finding.name for finding in after(Guards(RLConfig()), *hacked, healthy=0)}
     assert names == {"reward_hacking", "component_runaway"}
+
+
+def components(style: float, truth: float, draw: np.random.Generator) -> dict[str, float]:
+    """The components of a step of 8 prompts with 4 answers each, whose probabilities these are."""
+    return {
+        "component/style": float(draw.binomial(4, draw.beta(style * 4, 4 - style * 4, 8)).mean())
+        / 4,
+        "component/truth": float(draw.binomial(4, draw.beta(truth * 4, 4 - truth * 4, 8)).mean())
+        / 4,
+    }
+
+
+def test_components_that_vary_by_chance_are_not_reported() -> None:
+    for seed in range(10):
+        draw, guards = np.random.default_rng(seed), Guards(RLConfig())
+        for _ in range(100):
+            assert guards.check({**HEALTHY, **components(0.4, 0.5, draw)}) == []
+
+
+def test_a_component_that_rises_at_the_cost_of_another_is_found_in_noisy_steps() -> None:
+    for seed in range(10):
+        draw, guards, names = np.random.default_rng(seed), Guards(RLConfig()), set[str]()
+        for step in range(100):
+            traded = min(1.0, step / 50)
+            guards.load(json.loads(json.dumps(guards.state())))  # as a run that is resumed
+            row = {**HEALTHY, **components(0.2 + 0.6 * traded, 0.6 - 0.5 * traded, draw)}
+            names |= {finding.name for finding in guards.check(row)}
+        assert names == {"component_runaway"}
 
 
 def test_growing_answers_that_are_right_more_often_are_no_trouble() -> None:

@@ -18,6 +18,7 @@ _BASELINE = 3  # first steps, which the later ones are compared with
 _WINDOW = 5  # last steps, which are averaged to reduce noise
 _CLEAR = 0.05  # a difference of shares, or of rewards up to 1, that is not noise
 _ROUNDING = 1e-9  # smaller differences of shares are ignored
+_COMPONENT = "component/"
 _SOLVED = 0.9  # a success rate above which little is left to explore
 
 
@@ -42,6 +43,7 @@ class Guards:
         self.last: list[dict[str, float]] = []
         self.evaluations: list[dict[str, float]] = []
         self.reported: dict[str, int] = {}  # findings, and how many steps ago they were last seen
+        self.changes: dict[str, tuple[float, int]] = {}  # of components: sum of squares, and count
 
     def begin(self, evaluation: Metrics) -> None:
         self.evaluations.append(dict(evaluation))
@@ -49,6 +51,10 @@ class Guards:
     def check(self, metrics: Metrics) -> list[Finding]:
         """Return the findings after a step."""
         row = dict(metrics)
+        for name in row.keys() & (self.last[-1].keys() if self.last else ()):
+            if name.startswith(_COMPONENT):
+                squares, count = self.changes.get(name, (0.0, 0))
+                self.changes[name] = squares + (row[name] - self.last[-1][name]) ** 2, count + 1
         if len(self.first) < _BASELINE:
             self.first.append(row)
         self.last = [*self.last, row][-_WINDOW:]
@@ -77,14 +83,20 @@ class Guards:
     def recent(self, name: str) -> float | None:
         return _mean(self.last, name)
 
+    def noise(self, name: str) -> float:
+        """Return how much a component may differ from the first steps to the last by chance."""
+        squares, count = self.changes.get(name, (0.0, 1))
+        return 3 * math.sqrt(squares / (2 * count) * (1 / _BASELINE + 1 / _WINDOW))
+
     def state(self) -> dict[str, Any]:
         history = {"first": self.first, "last": self.last, "evaluations": self.evaluations}
-        return {"history": history, "told": self.reported}
+        return {"history": history, "told": self.reported, "changes": self.changes}
 
     def load(self, state: Mapping[str, Any]) -> None:
         history = state["history"]
         self.first, self.last = list(history["first"]), list(history["last"])
         self.evaluations, self.reported = list(history["evaluations"]), dict(state["told"])
+        self.changes = dict(state.get("changes", {}))
 
 
 def _mean(rows: list[dict[str, float]], name: str) -> float | None:
@@ -99,7 +111,9 @@ def _clear(*rewards: float) -> float:
 
 def no_signal(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Nothing to learn from: every group has equal rewards."""
-    if m.get("datums", 1.0) > 0:
+    cfg, datums = guards.cfg, m.get("datums", 1.0)
+    only_terms = cfg.trains_every_answer and not cfg.compares_batch and m.get("groups/signal") == 0
+    if datums > 0 and not only_terms:
         return
     if signal := m.get("groups/signal", 0.0):
         seen = f"datums=0, though {signal:.0f} groups have better and worse answers."
@@ -124,7 +138,8 @@ def no_signal(m: Metrics, guards: Guards) -> Iterator[Report]:
             "easier prompts, or raise group_size and temperature."
         )
     yield (
-        f"datums=0: {right:.0f} groups are all right, {wrong:.0f} all wrong"
+        f"{'groups/signal' if datums else 'datums'}=0: {right:.0f} groups are all right, "
+        f"{wrong:.0f} all wrong"
         f"{f', {equal:.0f} equally good' if equal else ''}, so no answer was better than another.",
         advice,
     )
@@ -139,7 +154,8 @@ def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Report]:
     best = max(earlier, key=lambda row: (round(row["holdout/pass@1"], 9), row["holdout/reward"]))
     paid, held_out = best["holdout/reward"], now["holdout/reward"]
     fewer_right = now["holdout/pass@1_high"] < best["holdout/pass@1"] - _ROUNDING
-    fell = fewer_right or held_out < paid - 2 * _clear(paid, held_out)
+    by_chance = now.get("holdout/reward_high", math.inf) >= paid  # of few prompts
+    fell = fewer_right or (held_out < paid - 2 * _clear(paid, held_out) and not by_chance)
     if fell and now["train"] > best["train"] + _clear(best["train"], now["train"]):
         before, how = best, "fell"
     elif _left_behind(earlier[0], now):
@@ -184,11 +200,11 @@ def length_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
 def component_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
     """One component of the reward rises at the cost of the others."""
     gains = []  # as a multiple of the smallest clear difference, as it is, and the component's name
-    for name in (each for each in m if each.startswith("component/")):
+    for name in (each for each in m if each.startswith(_COMPONENT)):
         before, now = guards.baseline(name), guards.recent(name)
-        if before is not None and now is not None:
+        if before is not None and now is not None and abs(now - before) > guards.noise(name):
             gain = now - before
-            gains.append((gain / _clear(before, now), gain, name.removeprefix("component/")))
+            gains.append((gain / _clear(before, now), gain, name.removeprefix(_COMPONENT)))
     if not gains:
         return
     (least, fall, loser), (most, rise, winner) = min(gains), max(gains)

@@ -25,7 +25,7 @@ from mint.rl.rollouts.rollout import Turn
 from tests.rl.stepping import stepping
 
 Settings = Callable[..., RLConfig]
-KINDS = ["centre", "standardise", "leave_one_out", "dr_grpo", "batch"]
+KINDS = ["centre", "standardise", "leave_one_out", "dr_grpo", "batch", "global"]
 
 
 def conversation(rewards: list[float], discount: float, penalty: float = 0.0) -> Rollout:
@@ -62,7 +62,7 @@ def random_group(draw: np.random.Generator, discount: float) -> Group:
 
 def expected(groups: list[Group], kind: str) -> list[list[list[float]]]:
     """The advantage of every turn of every rollout, from the formulas."""
-    everything: list[list[np.ndarray]] = []
+    tables: list[np.ndarray] = []
     for each in groups:
         returns = []
         for rollout in each.rollouts:
@@ -73,21 +73,30 @@ def expected(groups: list[Group], kind: str) -> list[list[list[float]]]:
             returns.append(
                 np.array([(rollout.discount ** (steps[t:] - t) * r[t:]).sum() for t in steps])
             )
-        longest = max(len(r) for r in returns)
-        table = np.array([np.append(r, [r[-1]] * (longest - len(r))) for r in returns])
-        centred = table - table.mean(axis=0, keepdims=True)
-        if kind == "standardise":
-            centred = centred / (table.std(axis=0, keepdims=True) + 1e-6)
-        if kind == "leave_one_out":
-            others = (table.sum(axis=0, keepdims=True) - table) / (len(table) - 1)
-            centred = table - others
-        everything.append([row[: len(r)] for row, r in zip(centred, returns, strict=True)])
-        if kind == "batch":
-            everything[-1] = list(centred)
-    if kind == "batch":
-        spread = np.concatenate([row for rows in everything for row in rows]).std() + 1e-6
-        everything = [[row / spread for row in rows] for rows in everything]
-    return [[list(row) for row in rows] for rows in everything]
+        longest = max(len(rollout.turns) for other in groups for rollout in other.rollouts)
+        tables.append(np.array([np.append(r, [r[-1]] * (longest - len(r))) for r in returns]))
+    everything = np.concatenate(tables)
+    centred = [table - table.mean(axis=0, keepdims=True) for table in tables]
+    spread = np.concatenate(centred).std()
+    match kind:
+        case "standardise":
+            centred = [
+                c / (table.std(axis=0, keepdims=True) + 1e-6)
+                for c, table in zip(centred, tables, strict=True)
+            ]
+        case "leave_one_out":
+            centred = [
+                table - (table.sum(axis=0, keepdims=True) - table) / (len(table) - 1)
+                for table in tables
+            ]
+        case "batch":
+            centred = [c / (spread + 1e-6) for c in centred]
+        case "global":
+            centred = [(table - everything.mean()) / (everything.std() + 1e-6) for table in tables]
+    return [
+        [list(row[: len(r.turns)]) for row, r in zip(c, each.rollouts, strict=True)]
+        for c, each in zip(centred, groups, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -113,17 +122,24 @@ def test_every_token_has_the_advantage_of_its_turn_and_no_other_has_any(
             np.testing.assert_allclose(found, by_token[1:], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["centre", "standardise", "leave_one_out", "dr_grpo"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_reward_at_the_end_is_the_special_case(kind: str) -> None:
-    outcomes = [(1.0, 3), (0.0, 1), (0.5, 2), (1.0, 4)]
-    late = group(*(conversation([0.0] * (n - 1) + [r], 1.0) for r, n in outcomes))
-    whole = group(*(conversation([0.0] * (n - 1) + [r], 1.0) for r, n in outcomes))
-    for rollout in whole.rollouts:
+    """Whatever the numbers of turns: groups of long conversations weigh no more than others."""
+    outcomes = [[(1.0, 3), (0.0, 1), (0.5, 2), (1.0, 4)], [(1.0, 1), (0.0, 1)], [(1.0, 9)] * 2]
+    late = [
+        group(*(conversation([0.0] * (n - 1) + [r], 1.0) for r, n in of_group))
+        for of_group in outcomes
+    ]
+    whole = [
+        group(*(conversation([0.0] * (n - 1) + [r], 1.0) for r, n in of_group))
+        for of_group in outcomes
+    ]
+    for rollout in (rollout for each in whole for rollout in each.rollouts):
         rollout.turn_rewards = None
-    assign_advantages([late], kind)
-    assign_advantages([whole], kind)
-    assert all(rollout.turn_advantages is None for rollout in whole.rollouts)
-    for one, other in zip(build_datums([late]), build_datums([whole]), strict=True):
+    assign_advantages(late, kind)
+    assign_advantages(whole, kind)
+    assert all(rollout.turn_advantages is None for each in whole for rollout in each.rollouts)
+    for one, other in zip(build_datums(late), build_datums(whole), strict=True):
         np.testing.assert_allclose(
             values(one, "advantages"), values(other, "advantages"), rtol=1e-6
         )

@@ -111,6 +111,11 @@ def test_the_environment_can_say_none_and_a_new_line() -> None:
         ({"advantage": "dr_grpo", "aggregation": "token"}, "dr_grpo"),
         ({"eval_samples": 4}, "eval_temperature"),
         ({"overlong_buffer": 32}, "overlong_buffer"),
+        ({"importance_rule": "mask", "truncated_importance": 0.9}, "truncated_importance=0.9, wi"),
+        (
+            {"importance_rule": "mask", "truncated_importance": 2.0, "importance_low": 1.1},
+            "from importance_low=1.1",
+        ),
         ({"loss_fn": "ppo", "clip_high_threshold": 0.28}, "must be 1 or more"),
         ({"loss_fn": "ppo", "clip_low_threshold": 1.2}, "must be 1 or less"),
         ({"loss_fn": "cispo", "clip_low_threshold": -0.2}, "must be 0 or more"),
@@ -191,6 +196,9 @@ def test_suspicious_settings_are_reported() -> None:
     assert RLConfig().notes() == []
     assert "temperature=1.0" in RLConfig(loss_fn="ppo").notes()[0]
     assert RLConfig(loss_fn="ppo", temperature=1.0, substeps=2).notes() == []
+    cooling = {"temperature": 1.0, "temperature_schedule": "linear", "temperature_end": 0.6}
+    assert "at temperature 1 to 0.6" in RLConfig(loss_fn="ppo", **cooling).notes()[0]
+    assert RLConfig(loss_fn="ppo", match_sampling=True, **cooling).notes() == []
     assert "loss_fn=ppo" in RLConfig(substeps=2).notes()[0]
     sampled = RLConfig(eval_samples=4, eval_temperature=0.8).notes()
     assert [note.split()[0] for note in sampled] == ["eval_samples", "eval_temperature"]

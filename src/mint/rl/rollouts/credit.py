@@ -80,12 +80,15 @@ def _split_turns(rollout: Rollout, rewards: Sequence[Sequence[float]]) -> None:
 def assign_advantages(groups: Sequence[Group], kind: str = "centre") -> None:
     """Give every rollout that counts its advantage, or one for each of its turns.
 
-    In a group with rewards per turn, the returns of the same turn are compared.
+    In a group with rewards per turn, the returns of the same turn are compared. Means over a step
+    count all rollouts equally: those with fewer turns than others repeat their last one.
     """
     columns = [group.returns_by_turn for group in groups]
-    found = iter(advantages([column for of_group in columns for column in of_group], kind))
-    for group, of_group in zip(groups, columns, strict=True):
-        by_turn_G = [next(found) for _ in of_group]
+    longest = max(map(len, columns), default=0)
+    alike = [[*of_group, *of_group[-1:] * (longest - len(of_group))] for of_group in columns]
+    found = iter(advantages([column for of_group in alike for column in of_group], kind))
+    for group, of_group, all_of_group in zip(groups, columns, alike, strict=True):
+        by_turn_G = [next(found) for _ in all_of_group][: len(of_group)]
         for index, rollout in enumerate(group.counted):
             advantages_T = [column[index] for column in by_turn_G]
             rollout.advantage, rollout.turn_advantages = advantages_T[0], None

@@ -64,6 +64,13 @@ def conflicts(cfg: RLConfig) -> Iterator[str]:
             "stream_mini_batches trains on the first answers of a step before the others are "
             f"complete, but {why} needs all of them. Leave out one of these."
         )
+    limit = 1.0 if cfg.truncated_importance is None else cfg.truncated_importance
+    if cfg.importance_rule == "mask" and not cfg.importance_low <= 1 <= limit:
+        yield (
+            f"importance_rule=mask keeps ratios from importance_low={cfg.importance_low:g} to "
+            f"truncated_importance={limit:g}, without 1, which most tokens have. Set "
+            "importance_low=0.5 and truncated_importance=2.0."
+        )
     if cfg.staleness_rule == "correct" and cfg.truncated_importance is None:
         yield (
             "staleness_rule=correct weights old answers by truncated_importance, which is not "
@@ -79,10 +86,11 @@ def suspicious(cfg: RLConfig) -> list[str]:
         if not has_effect and getattr(cfg, name) != type(cfg).model_fields[name].default
     ]
     corrected = cfg.truncated_importance is not None or cfg.matches_sampling
-    if cfg.clips and cfg.temperature != 1.0 and not corrected:
+    if cfg.clips and not (cfg.samples_plainly or corrected):
+        end = f" to {cfg.temperature_end}" if cfg.temperature_schedule != "constant" else ""
         found.append(
             f"{cfg.loss_fn} clips the ratio of trainer to sampler, and at temperature "
-            f"{cfg.temperature:g} that is not 1 to begin with: set temperature=1.0 or "
+            f"{cfg.temperature:g}{end} that is not 1 to begin with: set temperature=1.0 or "
             "match_sampling=true."
         )
     if cfg.substeps > 1 and not cfg.clips:
