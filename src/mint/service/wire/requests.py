@@ -267,7 +267,7 @@ class SetTtl(BaseModel):
 
 
 class Prune(Request):
-    older_than_s: NotNegative = 0.0
+    older_than_s: Annotated[float, Field(ge=0, le=10**10)] = 0.0
     keep_last: int = Field(default=1, ge=0, le=10**6)
     keep: Many[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=100)
     run_id: str | None = None
