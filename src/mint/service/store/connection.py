@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Engine, ExceptionContext, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
 from mint.service.errors import UserError
 
@@ -11,8 +12,14 @@ _STATEMENT_LIMIT_S = 30
 
 
 def connect(url: str) -> Engine:
-    """Return the engine of a database. Raises UserError if its driver is missing."""
-    parsed = make_url(url)
+    """Return the engine of a database. Raises UserError if its URL or driver is not there."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:  # its message may contain a password
+        raise UserError(
+            "database_url is not the URL of a database. Write postgresql://USER@HOST/NAME, or "
+            "leave it out: then the database is SQLite, in the home folder."
+        ) from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     is_sqlite = parsed.get_backend_name() == "sqlite"
@@ -28,7 +35,14 @@ def connect(url: str) -> Engine:
             "For PostgreSQL, type: pip install 'mint[postgresql]'"
         ) from None
     event.listen(engine, "connect", _prepare_sqlite if is_sqlite else _prepare_postgresql)
+    event.listen(engine, "handle_error", _report_damage)
     return engine
+
+
+def _report_damage(context: ExceptionContext) -> None:
+    """Raise OperationalError for a damaged file of SQLite, which has no error of its own."""
+    if type(found := context.sqlalchemy_exception) is DatabaseError:
+        raise OperationalError(found.statement, None, found.orig, True)  # type: ignore[arg-type]
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
