@@ -65,9 +65,15 @@ class Runs:
         user = caller.user
         await self._shared.sessions.require(request.session_id, user)
         found = await asyncio.to_thread(self._shared.checkpoints.require, request.path, user)
+        if request.base_model not in (None, found.base_model):
+            raise UserError(
+                f"{found.uri} was trained from {found.base_model}, and not from "
+                f"{request.base_model}. Leave base_model out, or pass base_model="
+                f"{found.base_model!r}."
+            )
         if request.optimizer:
             require_optimizer(found)
-        row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
+        row = RunRow(base_model=found.base_model, lora=found.lora)
         folder = await asyncio.to_thread(self._shared.checkpoints.verified_folder, found)
         wanted = ("adapter_", OPTIMIZER) if request.optimizer else ("adapter_",)
         # Unlike glob(), iterdir() fails if the folder was deleted meanwhile.

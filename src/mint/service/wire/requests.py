@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -175,6 +176,7 @@ class CreateModel(Request):
 
 
 class AdamParamsField(Request):
+    type: Annotated[Literal["adamw"], Field(exclude=True)] = "adamw"
     learning_rate: NotNegative = 1e-4
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
@@ -184,8 +186,9 @@ class AdamParamsField(Request):
 
 
 class OptimStep(Request):
-    adam_params: AdamParamsField = AdamParamsField()
-    optimizer_params: OptimizerConfig = OptimizerConfig()
+    adam_params: Annotated[
+        AdamParamsField, Field(validation_alias=AliasChoices("optimizer_params", "adam_params"))
+    ] = AdamParamsField()
 
 
 # ---- weights -----------------------------------------------------------------------------------
