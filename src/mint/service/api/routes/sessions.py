@@ -82,7 +82,7 @@ async def delete_key(service: TheService, _: ReadCaller, key: Key) -> dict[str, 
     """Revoke the presented key."""
     found = service.auth.find_key(key)
     if found is None:
-        raise ApiError(400, "This service was started with a fixed key, which cannot be revoked.")
+        raise ApiError(400, "This key is not one of `mint keys list`, so it cannot be revoked.")
     await asyncio.to_thread(service.store.revoke_key, found.name)
     return {"revoked": found.name}
 
