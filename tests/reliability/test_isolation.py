@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from mint.service.access.auth import create_key
 from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
+from mint.service.futures import Response
 from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store
 from mint.watch.dashboard.run_index import RunIndex
 from mint.watch.dashboard.server import Watch, create_app
@@ -181,13 +182,16 @@ async def ask(
 
 
 def fill(local: Local) -> dict[str, str]:
-    """Create one of each object of ada's; return the headers of eve, who has a checkpoint."""
+    """Create one of each object of ada's, and results; return the headers of eve."""
     store = local.service.store
     create_key(store, "ada", "ada")
     key = create_key(store, "eve", "eve")
     add_checkpoint(local, SESSION, "ada", PATH)
     add_checkpoint(local, OWN_SESSION, "eve", OWN_PATH)
     store.add(SamplerRow(id=SAMPLER, session_id=SESSION, user="ada", base_model="m"))
+    for request_id in (f"{RUN}:1", f"{SAMPLER}:1"):
+        local.service.futures.open(request_id, "ada")
+        local.service.futures.finish(request_id, Response.json({"type": "of ada"}))
     (local.service.settings.home / "runs" / RUN.replace(":", "_")).mkdir(parents=True)
     return {"X-API-Key": key}
 
