@@ -287,6 +287,20 @@ def test_a_link_ends_when_the_checkpoint_is_private_again(tmp_path: Path, is_pub
     assert with_service(tmp_path, work) == (200 if is_public else 404)
 
 
+def test_a_link_ends_after_its_time(tmp_path: Path) -> None:
+    async def work(local: Local) -> None:
+        fill(local)
+        headers = {"X-API-Key": create_key(local.service.store, "second", "ada")}
+        for what in ("archive", "external_weights_urls"):
+            answer = await local.http.get(f"{CHECKPOINT}/{what}", headers=headers)
+            urls = answer.json()["urls"].values() if answer.content else ()
+            for link in urls or (answer.headers["location"],):
+                ended = await local.http.get(link)
+                assert (ended.status_code, "has expired" in ended.text) == (403, True)
+
+    with_service(tmp_path, work, link_kept_s=0.0)
+
+
 def test_no_route_of_the_dashboard_shows_another_user_anything(tmp_path: Path) -> None:
     """The routes are those of its application; the runs are directories of the local user."""
     folder = tmp_path / "directories"
