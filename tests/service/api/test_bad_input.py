@@ -163,6 +163,12 @@ def test_a_list_asked_for_with_junk(raw: RawClient, query: str) -> None:
                 assert query in answer.json()["detail"]
 
 
+def test_a_version_of_any_length_is_read(raw: RawClient) -> None:
+    headers = {"x-stainless-package-version": "9" * 5000 + ".1.1"}
+    answer = raw.post("/client/config", headers=headers)
+    assert answer.json()["use_pyqwest_transport"] is True
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

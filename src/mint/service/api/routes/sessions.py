@@ -50,7 +50,7 @@ def _always_follows_redirects(request: Request) -> bool:
     Clients before 0.23.4 do, although they need its address; their other transport does not.
     """
     version = request.headers.get("x-stainless-package-version", "")
-    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    numbers = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", version)
     return numbers is not None and tuple(map(int, numbers.groups())) < (0, 23, 4)
 
 
