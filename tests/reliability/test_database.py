@@ -85,7 +85,7 @@ def test_a_request_to_a_damaged_database_gets_503_and_the_reason(tmp_path: Path)
 
 
 def test_what_is_not_the_url_of_a_database_is_refused_without_its_password(tmp_path: Path) -> None:
-    for url in ("s3cret", "postgresql//mint:s3cret@/mint"):
+    for url in ("s3cret", "postgresql//mint:s3cret@/mint", "postgre://mint:s3cret@/mint"):
         with pytest.raises(UserError, match=r"Write postgresql://USER@HOST/NAME") as error:
             Store(url, tmp_path)
         assert "s3cret" not in str(error.value)

@@ -98,7 +98,7 @@ def test_a_checkpoint_without_an_optimizer_or_of_another_model(raw: RawClient) -
     other = creation(session, path, optimizer=False, base_model="no/such", model_seq_id=4)
     refused = raw.post("/load_weights", other)
     assert refused.status_code == 400
-    assert f"was trained from {MODEL}, and not from no/such" in refused.json()["detail"]
+    assert f"was trained from {MODEL}, not from no/such" in refused.json()["detail"]
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_not_replaced_by_a_fresh_adapter(

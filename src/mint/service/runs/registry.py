@@ -66,11 +66,8 @@ class Runs:
         await self._shared.sessions.require(request.session_id, user)
         found = await asyncio.to_thread(self._shared.checkpoints.require, request.path, user)
         if request.base_model not in (None, found.base_model):
-            raise UserError(
-                f"{found.uri} was trained from {found.base_model}, and not from "
-                f"{request.base_model}. Leave base_model out, or pass base_model="
-                f"{found.base_model!r}."
-            )
+            why = f"{found.uri} was trained from {found.base_model}, not from {request.base_model}."
+            raise UserError(f"{why} Leave base_model out, or name the right one.")
         if request.optimizer:
             require_optimizer(found)
         row = RunRow(base_model=found.base_model, lora=found.lora)

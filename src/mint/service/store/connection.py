@@ -15,20 +15,17 @@ def connect(url: str) -> Engine:
     """Return the engine of a database. Raises UserError if its URL or driver is not there."""
     try:
         parsed = make_url(url)
-    except ArgumentError:  # its message may contain a password
-        raise UserError(
-            "database_url is not the URL of a database. Write postgresql://USER@HOST/NAME, or "
-            "leave it out: then the database is SQLite, in the home folder."
-        ) from None
-    if parsed.drivername == "postgresql":
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    is_sqlite = parsed.get_backend_name() == "sqlite"
-    name, limit_s = ("timeout", _STATEMENT_LIMIT_S) if is_sqlite else ("connect_timeout", 10)
-    limits = {} if name in parsed.query else {name: limit_s}
-    try:
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        is_sqlite = parsed.get_backend_name() == "sqlite"
+        name, limit_s = ("timeout", _STATEMENT_LIMIT_S) if is_sqlite else ("connect_timeout", 10)
+        limits = {} if name in parsed.query else {name: limit_s}
         engine = create_engine(
             parsed, pool_pre_ping=not is_sqlite, hide_parameters=True, connect_args=limits
         )
+    except ArgumentError:  # its message may contain a password
+        why = "database_url is not the URL of a database. Write postgresql://USER@HOST/NAME"
+        raise UserError(f"{why} or leave it out.") from None
     except ModuleNotFoundError as error:
         raise UserError(
             f"database_url is {parsed!r}, and the Python package {error.name} is not installed. "

@@ -58,10 +58,8 @@ def open_body(
             grow(len(piece))
             opened += piece
             if len(opened) > limit:
-                raise BadBody(
-                    f"The zstd body unpacks to more than {limit} bytes. Send fewer datums.",
-                    bytes(opened[: 1 << 16]),
-                )
+                why = f"The zstd body unpacks to more than {limit} bytes. Send fewer datums."
+                raise BadBody(why, bytes(opened[: 1 << 16]))
     except zstandard.ZstdError as error:
         raise BadBody(f"The zstd body is damaged: {error}.", bytes(opened)) from error
     if not frame.eof or frame.unused_data or at < len(body):
