@@ -54,13 +54,17 @@ class EmbeddedService:
 
 
 def named_url(url: str | None) -> str | None:
-    """Return the URL that was passed, or that is set in the environment."""
-    return url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
+    """Return the URL that was passed, or that is set in the environment. Raises ValueError."""
+    found = url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
+    if found and not found.lower().startswith(("http://", "https://")):
+        raise ValueError(f"{found!r} is not the URL of a service. Write http://HOST:PORT")
+    return found
 
 
 def named_key(key: str | None) -> str | None:
     """Return the API key that was passed, or that is set in the environment."""
-    return key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
+    found = key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
+    return found.strip() if found else None  # a key that was read from a file may end a line
 
 
 def embedded_service(home: Path | None = None) -> EmbeddedService:

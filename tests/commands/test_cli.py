@@ -50,6 +50,11 @@ def test_models_get_prints_the_folder(tiny_model: Path) -> None:
         (["serve", "--model", "name="], "write NAME or NAME=FOLDER"),
         (["serve", "--home", __file__], "--home"),
         (["serve", "--model", "no/such-model"], "There is no model 'no/such-model'"),
+        (["keys", "create", ""], "'' is not a name"),
+        (["keys", "create", "two\nlines"], r"'two\nlines' is not a name"),
+        (["keys", "create", "ada", "--user", " "], "' ' is not a name"),
+        (["keys", "create", "ada", "--expires", "0d"], "would expire at once"),
+        (["runs", "list", "--url", "localhost:8000"], "is not the URL of a service"),
         (["models", "get", "no/such-model"], "There is no model 'no/such-model'"),
     ],
 )

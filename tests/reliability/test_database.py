@@ -1,4 +1,4 @@
-"""A database that is locked, hangs or has no free connection: 503, then recovery."""
+"""A database that is locked, hangs, is damaged or has no free connection: the error says so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import QueuePool
 
+from mint.service.errors import UserError
 from mint.service.store.database import Store
 from tests.reliability.local import Local, with_service
 from tests.service_fixture import DATABASES
@@ -68,6 +69,32 @@ def test_a_request_without_a_free_connection_gets_503_and_the_reason(tmp_path: P
         assert await local.session()
 
     with_service(tmp_path, work)
+
+
+def test_a_request_to_a_damaged_database_gets_503_and_the_reason(tmp_path: Path) -> None:
+    async def work(local: Local) -> None:
+        store = local.service.store
+        store._engine.dispose()
+        file = Path(str(store._engine.url.database))
+        file.write_bytes(file.read_bytes()[:1024] + bytes(file.stat().st_size))
+        refused = await local.post("/create_session", {"tags": []})
+        assert refused.status_code == 503, refused.text
+        assert "database failed: malformed database schema" in refused.json()["detail"]
+
+    with_service(tmp_path, work)
+
+
+def test_what_is_not_the_url_of_a_database_is_refused_without_its_password(tmp_path: Path) -> None:
+    for url in ("s3cret", "postgresql//mint:s3cret@/mint", "postgre://mint:s3cret@/mint"):
+        with pytest.raises(UserError, match=r"Write postgresql://USER@HOST/NAME") as error:
+            Store(url, tmp_path)
+        assert "s3cret" not in str(error.value)
+
+
+def test_a_damaged_database_is_named_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "mint.db").write_bytes(b"junk" * 1000)
+    with pytest.raises(UserError, match=r"cannot be used: file is not a database.*mint doctor"):
+        Store(f"sqlite:///{tmp_path / 'mint.db'}", tmp_path).migrate()
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

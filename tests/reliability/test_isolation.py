@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from mint.service.access.auth import create_key
 from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
+from mint.service.futures import Response
 from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store
 from mint.watch.dashboard.run_index import RunIndex
 from mint.watch.dashboard.server import Watch, create_app
@@ -181,13 +182,16 @@ async def ask(
 
 
 def fill(local: Local) -> dict[str, str]:
-    """Create one of each object of ada's; return the headers of eve, who has a checkpoint."""
+    """Create one of each object of ada's, and results; return the headers of eve."""
     store = local.service.store
     create_key(store, "ada", "ada")
     key = create_key(store, "eve", "eve")
     add_checkpoint(local, SESSION, "ada", PATH)
     add_checkpoint(local, OWN_SESSION, "eve", OWN_PATH)
     store.add(SamplerRow(id=SAMPLER, session_id=SESSION, user="ada", base_model="m"))
+    for request_id in (f"{RUN}:1", f"{SAMPLER}:1"):
+        local.service.futures.open(request_id, "ada")
+        local.service.futures.finish(request_id, Response.json({"type": "of ada"}))
     (local.service.settings.home / "runs" / RUN.replace(":", "_")).mkdir(parents=True)
     return {"X-API-Key": key}
 
@@ -281,6 +285,20 @@ def test_a_link_ends_when_the_checkpoint_is_private_again(tmp_path: Path, is_pub
         return (await local.http.get(archive.headers["location"])).status_code
 
     assert with_service(tmp_path, work) == (200 if is_public else 404)
+
+
+def test_a_link_ends_after_its_time(tmp_path: Path) -> None:
+    async def work(local: Local) -> None:
+        fill(local)
+        headers = {"X-API-Key": create_key(local.service.store, "second", "ada")}
+        for what in ("archive", "external_weights_urls"):
+            answer = await local.http.get(f"{CHECKPOINT}/{what}", headers=headers)
+            urls = answer.json()["urls"].values() if answer.content else ()
+            for link in urls or (answer.headers["location"],):
+                ended = await local.http.get(link)
+                assert (ended.status_code, "has expired" in ended.text) == (403, True)
+
+    with_service(tmp_path, work, link_kept_s=0.0)
 
 
 def test_no_route_of_the_dashboard_shows_another_user_anything(tmp_path: Path) -> None:

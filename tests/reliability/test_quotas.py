@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import sys
@@ -15,6 +16,7 @@ import pytest
 from mint.cli import main
 from mint.service.access.auth import create_key
 from mint.service.store.database import ApiKey, RunRow, SamplerRow, Store
+from tests.reliability.local import Local, with_service
 from tests.service_fixture import MODEL, LiveService, RawClient, start_service
 
 
@@ -86,6 +88,16 @@ def test_a_session_beyond_the_quota_is_refused(home_service: LiveService) -> Non
     assert "mint keys quota of-sessions --sessions N" in refused.json()["detail"]
     assert key.post("/session_heartbeat", {"session_id": with_run}).status_code == 200
     assert client(home_service, "of-other-sessions", sessions=1).session()
+
+
+def test_sessions_that_are_created_together_are_all_counted(tmp_path: Path) -> None:
+    async def work(local: Local) -> list[int]:
+        key = create_key(local.service.store, "ada", "ada", quota={"sessions": 2})
+        headers = {"X-API-Key": key}
+        asked = (local.post("/create_session", {}, headers=headers) for _ in range(8))
+        return sorted(answer.status_code for answer in await asyncio.gather(*asked))
+
+    assert with_service(tmp_path, work) == [200] * 2 + [403] * 6
 
 
 def test_a_key_without_a_quota_has_the_services(home_service: LiveService) -> None:

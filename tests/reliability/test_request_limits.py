@@ -49,6 +49,27 @@ def test_a_body_that_does_not_arrive_is_refused(impatient: LiveService) -> None:
     assert b"did not arrive" in answer
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(GET + b"X-Slow: ", b""), (POST + b"Content-Length: 100\r\n\r\n{", b" 408 ")],
+    ids=["headers", "body"],
+)
+def test_a_request_that_arrives_byte_by_byte_is_refused(
+    impatient: LiveService, sent: bytes, status: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", impatient.port)) as connection:
+        connection.sendall(sent)
+        connection.settimeout(0.2)
+        answer = None
+        for _ in range(50):
+            with contextlib.suppress(TimeoutError):
+                answer = connection.recv(65536)
+                break
+            connection.sendall(b"x")
+    assert answer is not None, "the service has waited ten times as long as it may"
+    assert status in answer
+
+
 def test_an_answer_may_take_longer_than_a_request(impatient: LiveService) -> None:
     raw = RawClient(impatient.base_url)
     waiting = raw.operate("optim_step", raw.run(), 2)  # for a number that does not come

@@ -37,6 +37,7 @@ def test_the_url_is_the_argument_then_mints_then_tinkers_variable(
         ("sk-a", {"MINT_API_KEY": "sk-b", "TINKER_API_KEY": "tml-c"}, "tml-sk-a"),
         (None, {"MINT_API_KEY": "sk-b", "TINKER_API_KEY": "tml-c"}, "tml-sk-b"),
         (None, {"TINKER_API_KEY": "tml-c"}, "tml-c"),
+        (None, {"MINT_API_KEY": "tml-of-a-file\n"}, "tml-of-a-file"),
         (None, {}, "tml-local"),
     ],
 )
@@ -55,6 +56,11 @@ def test_keys_are_sent_in_the_form_that_the_protocol_wants() -> None:
     assert wire_key("secret") == "tml-secret"
     assert wire_key("tml-secret") == "tml-secret"
     assert wire_key("eyJhbGciOi") == "eyJhbGciOi"
+
+
+def test_a_url_without_http_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"'localhost:8000' is not the URL .* http://HOST:PORT"):
+        mint.ServiceClient(base_url="localhost:8000")
 
 
 def test_a_remote_service_needs_a_key() -> None:

@@ -67,8 +67,8 @@ def explain(error: Exception, doing: str, where: str | None = None) -> tuple[str
 def database_failed(why: str) -> str:
     """Describe a failure of the database, with what to do."""
     return (
-        f"The service's database failed: {why}. It may be down or locked, or its disk full or "
-        "read-only. Start it, free space or fix its permissions, then try again."
+        f"The service's database failed: {why}. It may be down, locked or damaged, or its disk "
+        "full or read-only. Start it, free space or fix its permissions, then try again."
     )
 
 

@@ -134,7 +134,7 @@ def _bind(settings: Settings) -> socket.socket:
     except OSError as error:
         raise SystemExit(
             f"mint serve: cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
-            "Choose another port with --port, or any free one with --port 0."
+            "Choose another port with --port (0 takes any free one), or address with --host."
         ) from None
     return sock
 

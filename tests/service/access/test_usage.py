@@ -93,6 +93,20 @@ def test_a_key_sees_its_own_usage_and_an_admin_all(
     assert all(row["last_used"] for row in everything.values())
 
 
+def test_the_tokens_of_a_stream_that_is_left_are_counted(
+    own_service: Callable[..., LiveService],
+) -> None:
+    url = own_service(models=(MODEL,)).base_url
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 250, "n": 128, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+    while RawClient(url).http.get("/mint/load").json()["samples_in_progress"]:
+        pass
+    prompt, sampled, _ = tokens(usage(RawClient(url))["local"])
+    assert prompt == len(PROMPT)
+    assert 0 < sampled < 128 * 250
+
+
 @pytest.mark.slow
 def test_a_crash_counts_nothing_twice(own_service: Callable[..., LiveService]) -> None:
     first = own_service(models=(MODEL,))

@@ -163,6 +163,29 @@ def test_a_list_asked_for_with_junk(raw: RawClient, query: str) -> None:
                 assert query in answer.json()["detail"]
 
 
+def test_a_version_of_any_length_is_read(raw: RawClient) -> None:
+    headers = {"x-stainless-package-version": "9" * 5000 + ".1.1"}
+    answer = raw.post("/client/config", headers=headers)
+    assert answer.json()["use_pyqwest_transport"] is True
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("mint/checkpoints/prune", {"older_than_s": 1e20}),
+        ("sessions/search", {"cursor": "0001-01-01T00:00:00+14:00"}),
+        ("sessions/search", {"cursor": "9999-12-31T23:59:59-14:00"}),
+    ],
+)
+def test_a_time_that_no_calendar_has_is_refused(
+    raw: RawClient, path: str, body: dict[str, Any]
+) -> None:
+    if "cursor" in body:
+        body = {"cursor": {"last_created_at": body["cursor"], "last_session_id": "x"}}
+    answer = raw.post(f"/{path}", body)
+    assert answer.status_code == 422, answer.text
+
+
 @pytest.mark.parametrize(
     "checkpoint",
     ["weights/x", "weights", "x/y", "weights/../x", "weights/" + "x" * 9000, "weights/%00"],

@@ -137,6 +137,12 @@ def test_nulls_and_unknown_fields_are_tolerated(raw: RawClient) -> None:
     assert "metrics" in raw.result(step)
 
 
+def test_adamw_may_be_named_as_other_optimizers_are(raw: RawClient) -> None:
+    params = {"type": "adamw", "learning_rate": 0.25}
+    step = raw.operate("optim_step", raw.run(), 1, optimizer_params=params)
+    assert raw.result(step)["metrics"]["learning_rate"] == 0.25
+
+
 def test_what_is_known_but_not_supported_is_refused_by_name(raw: RawClient) -> None:
     sampler = sampler_of(raw)
     body = {"sampling_session_id": sampler, "prompt": {"chunks": [{"tokens": [1]}]}}

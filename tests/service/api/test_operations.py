@@ -164,6 +164,17 @@ def test_a_damaged_protobuf_uses_up_its_number(raw: RawClient) -> None:
     assert raw.retrieve(raw.operate("forward", run, 2, **forward())).status_code == 200
 
 
+def test_a_zstd_body_that_lost_its_last_fields_is_refused(raw: RawClient) -> None:
+    run = raw.run()
+    without_forward_only = protobuf(run, 1, [datum()])
+    packer = zstandard.ZstdCompressor().compressobj()
+    cut = packer.compress(without_forward_only)
+    cut += packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    headers = {"content-type": PROTOBUF, "content-encoding": "zstd"}
+    answer = raw.http.post("/forward_backward", content=cut, headers=headers)
+    assert b"complete frame" in raw.retrieve(answer.json()["request_id"]).content
+
+
 def test_a_wrong_field_of_an_optim_step_comes_through_its_future(raw: RawClient) -> None:
     run = raw.run()
     request_id = raw.operate("optim_step", run, 1, adam_params={"learning_rate": "fast"})

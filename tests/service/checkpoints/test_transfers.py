@@ -83,13 +83,16 @@ def test_exported_weights_are_fetched_file_by_file_without_a_key(
 def test_a_link_ends_with_its_checkpoint(training: tinker.TrainingClient, raw: RawClient) -> None:
     path = training.save_state("again").result().path
     run = training.model_id
-    where = f"/training_runs/{run}/checkpoints/weights/again/archive"
-    link = raw.http.get(where).headers["location"]
+    where = f"/training_runs/{run}/checkpoints/weights/again"
+    link = raw.http.get(f"{where}/archive").headers["location"]
     assert httpx.get(link).status_code == 200
     training.save_state("again", overwrite=True).result()
     assert httpx.get(link).status_code == 404
     assert httpx.get(link.replace("downloads/", "downloads/x")).status_code == 403
     assert archive_of(raw, path)
+    link = raw.http.get(f"{where}/archive").headers["location"]
+    raw.http.delete(where)
+    assert httpx.get(link).status_code == 404
 
 
 # ---- uploads -------------------------------------------------------------------------------------

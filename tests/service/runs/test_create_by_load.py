@@ -95,9 +95,10 @@ def test_a_checkpoint_without_an_optimizer_or_of_another_model(raw: RawClient) -
     assert "without optimizer state" in refused.json()["detail"]
     made = raw.post("/load_weights", creation(session, path, optimizer=False)).json()
     assert raw.result(made["request_id"])["model_id"] == made["model_id"]
-    unknown = creation(session, path, optimizer=False, base_model="no/such", model_seq_id=4)
-    failure = raw.result(raw.post("/load_weights", unknown).json()["request_id"])
-    assert "no/such" in failure["error"]
+    other = creation(session, path, optimizer=False, base_model="no/such", model_seq_id=4)
+    refused = raw.post("/load_weights", other)
+    assert refused.status_code == 400
+    assert f"was trained from {MODEL}, not from no/such" in refused.json()["detail"]
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_not_replaced_by_a_fresh_adapter(

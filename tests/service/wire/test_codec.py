@@ -254,6 +254,17 @@ def test_zstd_is_opened_up_to_a_bound() -> None:
         bodies.open_body(body, "gzip", 100)
 
 
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_zstd_that_is_not_one_complete_frame_is_refused(is_cut: bool) -> None:
+    packer = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    start = packer.compress(b"first") + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    rest = packer.compress(b"second") + packer.flush()
+    assert bodies.open_body(start + rest, "zstd", 100) == b"firstsecond"
+    with pytest.raises(bodies.BadBody, match="not one complete frame") as refused:
+        bodies.open_body(start if is_cut else start + rest + start, "zstd", 100)
+    assert refused.value.readable == (b"first" if is_cut else b"firstsecond")
+
+
 def test_the_service_imports_neither_torch_nor_the_sdk() -> None:
     script = (
         "import sys, mint.service.server, mint.service.api.app;"

@@ -76,6 +76,11 @@ def create_key(
             raise Mistake(
                 "This expiry is too far in the future. For a key without expiry, write never."
             ) from error
+        if expires_at <= datetime.now(UTC):
+            raise Mistake("The key would expire at once. Write a lifetime such as 30d, or never.")
+    for named in (name, user):
+        if not named.strip() or not named.isprintable():
+            raise Mistake(f"{named!r} is not a name. Write at least one letter, in one line.")
     store = _store(home)
     shared = [key.name for key in store.active_keys() if key.user == user]
     if any(key.name == name for key in store.all_keys()):

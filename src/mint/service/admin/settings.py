@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from mint.home import default_home
 from mint.settings import Strings
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=10**10)]
 _NO_VARIABLE: Any = {"env": None}  # MINT_API_KEY is the key that clients send
 
 

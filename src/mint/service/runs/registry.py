@@ -65,9 +65,12 @@ class Runs:
         user = caller.user
         await self._shared.sessions.require(request.session_id, user)
         found = await asyncio.to_thread(self._shared.checkpoints.require, request.path, user)
+        if request.base_model not in (None, found.base_model):
+            why = f"{found.uri} was trained from {found.base_model}, not from {request.base_model}."
+            raise UserError(f"{why} Leave base_model out, or name the right one.")
         if request.optimizer:
             require_optimizer(found)
-        row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
+        row = RunRow(base_model=found.base_model, lora=found.lora)
         folder = await asyncio.to_thread(self._shared.checkpoints.verified_folder, found)
         wanted = ("adapter_", OPTIMIZER) if request.optimizer else ("adapter_",)
         # Unlike glob(), iterdir() fails if the folder was deleted meanwhile.

@@ -59,11 +59,15 @@ class SamplingSession:
         """Sample in the engine of the base model, and again in a new one if it dies.
 
         ``on_tokens`` is called with the tokens of a request that asks for progress, as they are
-        sampled. Raises UserError, EngineDied, OSError or RuntimeError.
+        sampled; they count as used even if the request ends before it is done. Raises UserError,
+        EngineDied, OSError or RuntimeError.
         """
+        sampled = 0
 
         def report(tokens: list[SampledToken]) -> None:
+            nonlocal sampled
             sample.start()  # the first report, without tokens, says so
+            sampled += len(tokens)
             if on_tokens is not None and tokens:
                 on_tokens(tokens)
 
@@ -71,14 +75,15 @@ class SamplingSession:
         self.users += 1
         try:
             result = await self._sample(request, report, may_retry=on_tokens is None)
+            sampled = sum(len(sequence.tokens) for sequence in result.sequences)
+            return result
         finally:
             self.users -= 1
-        path = self.row.model_path
-        trained_by = self.row.run_id if path is None else CheckpointPath.parse(path).run_id
-        sampled = sum(len(sequence.tokens) for sequence in result.sequences)
-        used = {"prompt_tokens": len(request.prompt), "tokens_sampled": sampled}
-        self.shared.usage.add(self.row.key, trained_by, **used)
-        return result
+            if sampled:
+                path, prompt = self.row.model_path, len(request.prompt)
+                run_id = self.row.run_id if path is None else CheckpointPath.parse(path).run_id
+                used = {"prompt_tokens": prompt, "tokens_sampled": sampled}
+                self.shared.usage.add(self.row.key, run_id, **used)
 
     async def _sample(
         self, request: SampleRequest, report: OnTokens, may_retry: bool

@@ -189,7 +189,8 @@ class Store:
         except OperationalError as error:
             raise UserError(
                 f"The service's database {self._engine.url!r} cannot be used: {error.orig}. Start "
-                "it, or correct database_url or the permissions of the home folder."
+                "it, or correct database_url or the permissions of the home folder. "
+                "`mint doctor` says more."
             ) from error
 
     def versions(self) -> tuple[str | None, list[str]]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 from sqlalchemy import and_, false, func, or_, select
@@ -15,6 +15,7 @@ from mint.service.wire.requests import Many, Request, Texts
 NO_PROJECT = "default"
 _NOT_IN_A_KEY = re.compile(r'["\\\x00-\x1f]')
 """Characters that would end a JSON path in the database."""
+_END = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class Owner(Request):
@@ -28,7 +29,7 @@ class Status(Request):
 
 
 class Cursor(Request):
-    last_created_at: AwareDatetime
+    last_created_at: Annotated[AwareDatetime, Field(ge=datetime.fromtimestamp(0, UTC), lt=_END)]
     last_session_id: str
 
 

@@ -28,10 +28,10 @@ class ChatTemplate:
         except TemplateError as error:
             raise UserError(f"The model's chat template cannot be parsed: {error}") from error
 
-    def render(self, **variables: Any) -> str:
+    def render(self, /, **variables: Any) -> str:
         """Return the text of a conversation. Raises UserError with the template's own message."""
         try:
-            return self._template.render(**variables)
+            return self._template.render(variables)
         except Exception as error:  # templates fail in as many ways as Python does
             raise UserError(
                 f"The model's chat template does not accept these messages: {error}. "

@@ -12,6 +12,8 @@ from mint.engine.messages import UserError
 
 MAX_FIELDS = 1 << 16
 """How many fields a protobuf message may have at its top level; each datum is one."""
+_PIECE = 1024
+"""How much is decompressed at once; the most that it can become is 32 MB."""
 
 
 class BadBody(UserError):
@@ -48,19 +50,20 @@ def open_body(
     """
     if encoding.lower() != "zstd":
         raise BadBody(f"Content-Encoding {encoding!r} is not supported; send zstd or none.")
-    opened = bytearray()
+    opened, frame, at = bytearray(), zstandard.ZstdDecompressor().decompressobj(), 0
     try:
-        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
-            while piece := reader.read(1 << 20):
-                grow(len(piece))
-                opened += piece
-                if len(opened) > limit:
-                    raise BadBody(
-                        f"The zstd body unpacks to more than {limit} bytes. Send fewer datums.",
-                        bytes(opened[: 1 << 16]),
-                    )
+        while at < len(body) and not frame.eof:
+            piece = frame.decompress(body[at : at + _PIECE])
+            at += _PIECE
+            grow(len(piece))
+            opened += piece
+            if len(opened) > limit:
+                why = f"The zstd body unpacks to more than {limit} bytes. Send fewer datums."
+                raise BadBody(why, bytes(opened[: 1 << 16]))
     except zstandard.ZstdError as error:
         raise BadBody(f"The zstd body is damaged: {error}.", bytes(opened)) from error
+    if not frame.eof or frame.unused_data or at < len(body):
+        raise BadBody("The zstd body is not one complete frame. Send it again.", bytes(opened))
     return bytes(opened)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -175,6 +176,7 @@ class CreateModel(Request):
 
 
 class AdamParamsField(Request):
+    type: Annotated[Literal["adamw"], Field(exclude=True)] = "adamw"
     learning_rate: NotNegative = 1e-4
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
@@ -184,8 +186,9 @@ class AdamParamsField(Request):
 
 
 class OptimStep(Request):
-    adam_params: AdamParamsField = AdamParamsField()
-    optimizer_params: OptimizerConfig = OptimizerConfig()
+    adam_params: Annotated[
+        AdamParamsField, Field(validation_alias=AliasChoices("optimizer_params", "adam_params"))
+    ] = AdamParamsField()
 
 
 # ---- weights -----------------------------------------------------------------------------------
@@ -267,7 +270,7 @@ class SetTtl(BaseModel):
 
 
 class Prune(Request):
-    older_than_s: NotNegative = 0.0
+    older_than_s: Annotated[float, Field(ge=0, le=10**10)] = 0.0
     keep_last: int = Field(default=1, ge=0, le=10**6)
     keep: Many[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=100)
     run_id: str | None = None

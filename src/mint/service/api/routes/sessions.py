@@ -50,7 +50,7 @@ def _always_follows_redirects(request: Request) -> bool:
     Clients before 0.23.4 do, although they need its address; their other transport does not.
     """
     version = request.headers.get("x-stainless-package-version", "")
-    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    numbers = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", version)
     return numbers is not None and tuple(map(int, numbers.groups())) < (0, 23, 4)
 
 
@@ -82,7 +82,7 @@ async def delete_key(service: TheService, _: ReadCaller, key: Key) -> dict[str, 
     """Revoke the presented key."""
     found = service.auth.find_key(key)
     if found is None:
-        raise ApiError(400, "This service was started with a fixed key, which cannot be revoked.")
+        raise ApiError(400, "This key is not one of `mint keys list`, so it cannot be revoked.")
     await asyncio.to_thread(service.store.revoke_key, found.name)
     return {"revoked": found.name}
 
