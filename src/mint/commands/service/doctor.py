@@ -312,7 +312,7 @@ def check_service(remote: Remote) -> Iterator[CheckResult]:
             answer = remote.http.get("/readyz", timeout=10)
             status = answer.json()["status"]
     except Mistake as error:
-        yield problem("service", str(error).splitlines()[0], "Start one: mint serve")
+        yield problem("service", str(error).splitlines()[0], "Check the URL, or type: mint serve")
         return
     took = f"in {(time.monotonic() - started) * 1000:.0f} ms"
     if status == "ready":
