@@ -157,8 +157,10 @@ def test_a_run_that_failed_at_its_first_step_says_why_and_not_to_wait() -> None:
     stopped = {"event": "stopped", "name": "reward_errors", "text": "All 8 rewards are None."}
     events = VerdictHistory.of([], [data, stopped]).events
     found = judge([], events, "failed")
-    assert str(found) == "too early to say: it was stopped. All 8 rewards are None."
+    assert str(found) == "too early to say: the run ended: All 8 rewards are None."
     assert found.advice == ""
+    lost = judge([], [stopped, {"event": "lost", "text": "The service is gone."}], "failed")
+    assert lost.evidence == "the run ended: The service is gone."
     again = judge(run(3, rising), [*events, data], "interrupted")
     assert again.evidence == "3 steps so far."
     assert "resume" in again.advice

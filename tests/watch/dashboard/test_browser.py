@@ -447,7 +447,7 @@ def test_hostile_names_are_shown_as_texts_too(page: Page, dashboard: Dashboard) 
 
 def test_a_run_that_failed_at_its_first_step_shows_why(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "stopped")
-    expect(page.locator(".verdict")).to_contain_text("it was stopped. Both rewards failed.")
+    expect(page.locator(".verdict")).to_contain_text("the run ended: Both rewards failed.")
     expect(page.locator(".events")).to_contain_text("Both rewards failed.")
     expect(page.locator("main")).not_to_contain_text("appear here as they are written")
     assert problems_of(page) == []

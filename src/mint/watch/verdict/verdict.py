@@ -55,7 +55,7 @@ _MANY = 20
 """Steps before a run without movement counts as stalled."""
 _CONSTANT = 0.8
 """Share of groups with equal rewards from which a run is stalled."""
-_BEGINS_OR_STOPS = ("data", "resumed", "stopped")
+_BEGINS_OR_STOPS = ("data", "resumed", "stopped", "lost")
 _SOLVED = 0.9
 _EXPLODED = 20.0
 _LET_IT_RUN = "Let it run."
@@ -134,10 +134,10 @@ def judge(rows: Sequence[Row], events: Sequence[Row] = (), status: str = "runnin
 
 
 def _ended_early(found: Verdict, events: Sequence[Row]) -> Verdict:
-    """Say why a run stopped after few steps, and advise no waiting for one that has ended."""
+    """Say why a run ended after few steps, and advise no waiting for one that has ended."""
     last = next((e for e in reversed(events) if e.get("event") in _BEGINS_OR_STOPS), {})
-    if found.verdict == EARLY and last.get("event") == "stopped" and last.get("text"):
-        return replace(found, evidence=f"it was stopped. {last['text']}", advice="")
+    if found.verdict == EARLY and last.get("event") in ("stopped", "lost") and last.get("text"):
+        return replace(found, evidence=f"the run ended: {last['text']}", advice="")
     if found.verdict == EARLY or found.advice == _LET_IT_RUN:
         return replace(found, advice="It ended before its last step: resume it.")
     return found

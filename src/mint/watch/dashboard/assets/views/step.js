@@ -71,7 +71,7 @@ export function Step({ run, step, group }) {
     ${value && !rows.length && html`<${Empty}><p>Step ${step} has no rollouts on disk. They are written at the end of a step.</p><//>`}
     ${rows.length > 0 && html`<div class=${value.step === step ? "" : "stale"} inert=${value.step !== step}>
       <p class="lead">${count(rows.length, "answer")} to ${count(groups.length, "prompt")}${silent.length ? html`; <strong>${silent.length} of ${groups.length} groups give no signal</strong>, because ${whySilent(silent)}` : ", every group gives signal"}.</p>
-      <${Histogram} rows=${rows} range=${range} bar=${bar} onBar=${setBar} />
+      ${rows.some((row) => row.reward !== null) && html`<${Histogram} rows=${rows} range=${range} bar=${bar} onBar=${setBar} />`}
       <${HeatMap} run=${run} groups=${shown} range=${range} bar=${bar} opened=${opened} />
       ${opened && html`<${SideBySide} run=${run} group=${opened} range=${range} />`}</div>`}`;
 }
