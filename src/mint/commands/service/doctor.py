@@ -98,8 +98,8 @@ def check_machine(home: Path | None) -> Iterator[CheckResult]:
         try:
             yield from check(settings)
         except Exception as error:  # one broken check must not hide the others
-            name = check.__name__.removeprefix("check_")
-            yield problem(name, f"the check failed: {type(error).__name__}: {error}")
+            name, reason = check.__name__.removeprefix("check_"), getattr(error, "orig", error)
+            yield problem(name, f"the check failed: {type(error).__name__}: {reason}")
 
 
 # ---- the machine ---------------------------------------------------------------------------------
