@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,13 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     shutil.copytree(DEMO / RECORDED, folder / RECORDED)
     record_hostile_names(folder / "names")
     record_failure(folder / "stopped")
+    with watching(folder) as url:
+        yield Dashboard(url, folder)
+
+
+@contextmanager
+def watching(folder: Path) -> Iterator[str]:
+    """Run ``mint watch`` on a folder; yields its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mint.cli", "watch", str(folder), "--port", "0"],
         stdout=subprocess.PIPE,
@@ -59,7 +67,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     assert process.stdout is not None
     ready = process.stdout.readline()
     assert ready.startswith("mint watch is ready at http://127.0.0.1:"), ready
-    yield Dashboard(ready.split()[-1], folder)
+    yield ready.split()[-1]
     process.terminate()
     process.wait(30)
 
@@ -443,6 +451,17 @@ def test_hostile_names_are_shown_as_texts_too(page: Page, dashboard: Dashboard) 
         assert page.locator("main img, main script, main b, main i:not(.scale i)").count() == 0
     assert {view: each for view, each in found.items() if each} == {}
     assert page.evaluate("window.hacked === undefined")
+
+
+def test_a_folder_without_runs_shows_a_script_that_records_one(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with watching(tmp_path / "runs") as url:
+        page.goto(url)
+        exec(page.locator(".empty pre").nth(1).inner_text(), {"mint": mint})
+        expect(page.locator("li.run h2")).to_have_text("x")
 
 
 def test_a_run_that_failed_at_its_first_step_shows_why(page: Page, dashboard: Dashboard) -> None:
