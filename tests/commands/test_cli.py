@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import mint
+from mint.commands.shared.errors import report_error
 from tests.sdk.conftest import ready_url
 
 
@@ -65,6 +67,14 @@ def test_a_mistake_gives_one_message_and_exit_code_2(
     assert result.returncode == 2
     assert message in re.sub(r"\s+", " ", result.stderr)
     assert "Traceback" not in result.stderr
+
+
+def test_an_output_that_nobody_reads_any_more_ends_a_command_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = BrokenPipeError(errno.EPIPE, "Broken pipe")
+    assert report_error(error) == 1
+    assert capsys.readouterr().err == f"mint: {error}\n"
 
 
 def test_a_port_in_use_is_a_mistake_too(tmp_path: Path) -> None:

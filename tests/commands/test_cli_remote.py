@@ -112,10 +112,12 @@ def test_old_checkpoints_are_pruned_by_rule(command: Command, served: str) -> No
     client = mint.ServiceClient(base_url=served).create_lora_training_client(SEED_MODEL, rank=4)
     paths = [client.save_state(name).result().path for name in ("one", "best-two", "three", "four")]
     rule = ["checkpoints", "prune", "--run", client.model_id, "--keep-last", "1"]
-    assert command(*rule, "--older-than", "1d", "--yes").out == "deleted 0, 0 B\n"
+    assert command(*rule, "--older-than", "1d", "--yes").out == "deleted 0 checkpoints, 0 B\n"
+    nothing = command(*rule, "--older-than", "1d", "--dry-run").out
+    assert nothing == "would delete 0 checkpoints, 0 B\n"
     shown = command(*rule, "--dry-run", "--keep", "best*", "--json").json
     assert [checkpoint["tinker_path"] for checkpoint in shown] == [paths[0], paths[2]]
-    assert command(*rule, "--keep", "best*", "--yes").out.startswith("deleted 2, ")
+    assert command(*rule, "--keep", "best*", "--yes").out.startswith("deleted 2 checkpoints, ")
     left = command("checkpoints", "list", "--run", client.model_id, "--json").json
     assert [checkpoint["tinker_path"] for checkpoint in left] == [paths[3], paths[1]]
     assert "Try it with --dry-run" in command("checkpoints", "prune").err

@@ -24,6 +24,7 @@ from mint.commands.service.doctor import (
     check_database,
     check_disk,
     check_home,
+    check_machine,
     check_models,
     check_port,
     check_service,
@@ -124,6 +125,16 @@ def test_versions_of_the_database_are_distinguished(tmp_path: Path) -> None:
         connection.exec_driver_sql("update alembic_version set version_num = '9999'")
     found = one(check_database, tmp_path, "database")
     assert (found.level, found.advice) == ("problem", "Install the mint that last used it.")
+
+
+def test_a_database_that_cannot_be_reached_is_a_problem_in_the_databases_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINT_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/mint")
+    [found] = [each for each in check_machine(tmp_path) if each.check == "database"]
+    assert found.level == "problem"
+    assert "the check failed: OperationalError: connection failed" in found.text
+    assert "sqlalche.me" not in found.text
 
 
 def test_keys_that_no_client_can_use_are_a_problem(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ def written(folder: Path) -> set[str]:
 def test_the_project_trains_with_the_command_that_is_printed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    init(Path("project"), model=MODEL)
+    init(Path("my project"), model=MODEL)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-2:] == ["  cd project", "  mint train +experiment=mine"]
-    assert written(folder / "project") == FILES
+    assert printed[-2:] == ["  cd 'my project'", "  mint train +experiment=mine"]
+    assert written(folder / "my project") == FILES
 
-    monkeypatch.chdir(folder / "project")
+    monkeypatch.chdir(folder / "my project")
     holdout = ("evaluation.eval_every=1", "evaluation.holdout_size=2")
     assert train.main(["+experiment=mine", *SMALL, *holdout]) == 0
     (run,) = Path("runs").iterdir()

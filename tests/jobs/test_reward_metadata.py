@@ -24,6 +24,9 @@ def looks_it_up(response, prompt, metadata):
 async def awaited(response, prompt, metadata):
     return float(response == metadata["gold"])
 
+def to_the_answer(response, prompt, metadata):
+    return float(response == metadata["answer"])
+
 def named(response, gold):
     return float(response == gold)
 
@@ -91,6 +94,15 @@ def test_metadata_that_a_reward_lacks_is_reported(reward: str, rewards: Path) ->
         refused.value
     )
     assert "letters.py:Letters has only 'answer', 'question'." in str(refused.value)
+
+
+def test_own_data_without_the_column_that_a_reward_asks_for_says_how_to_name_it(
+    rewards: Path,
+) -> None:
+    (rewards / "own.csv").write_text("prompt,solution\n1 + 1,2\n2 + 2,4\n")
+    with pytest.raises(ConfigError, match=r"task\.arguments\.answer_column=NAME") as refused:
+        checked("to_the_answer", "task=jsonl", "task.arguments.file=own.csv")
+    assert "build_dataset" not in str(refused.value)
 
 
 def test_a_reward_for_programs_needs_tests(rewards: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from mint.jobs.job import JOB, load_adapter, make_config, read_job
 from mint.rl.recording.report import ANALYSIS, count_kinds
 from mint.watch.directory.reader import open_run
-from mint.watch.directory.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, RunDirectory, read_rows
 from tests.needs import need_sandbox
 
 from .conftest import LETTERS, ROOT, SMALL, SMOLLM2, TASK, Command, run_directory
@@ -202,6 +202,18 @@ def test_another_reward_is_another_run(train: Command, folder: Path) -> None:
     assert "here contains a run with training.reward_function=None (now mine.py:of_the_page)" in (
         refused.err
     )
+
+
+def test_the_same_command_beside_a_running_one_says_that_it_is_another_run(
+    train: Command, folder: Path
+) -> None:
+    first = Path(run_directory(train(*TASK, "training.steps=1").out))
+    (first / "state.json").unlink()
+    with RunDirectory(first):
+        beside = train(*TASK, "training.steps=1")
+    said = f"Another process is writing to runs/{first.name}: this is a separate run."
+    assert said in beside.out.splitlines()
+    assert f"run directory: runs/{first.name}-2" in beside.out
 
 
 def test_samples_are_printed_with_prompt_reward_and_length(train: Command) -> None:

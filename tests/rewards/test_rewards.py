@@ -275,6 +275,7 @@ def test_a_composed_reward_is_registered_under_its_own_name() -> None:
         ("mint.rewards.answers.checks.chek_answer", "Did you mean check_answer"),
         ("missing.py:reward", "There is no file missing.py"),
         (".reward", "mint rewards list"),
+        (f"{__file__}:regster", f"There is no 'regster' in {__file__}. Did you mean register"),
     ],
 )
 def test_an_unknown_reward_says_what_to_type(name: str, hint: str) -> None:

@@ -50,6 +50,21 @@ def test_the_view_has_progress_curves_samples_and_the_verdict() -> None:
     assert "learning: success rose from" in text
 
 
+def test_the_time_left_is_that_of_steps_and_not_of_the_first_evaluation() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    view = LiveView("sums", 40, console=console)
+    view.log(0, {"holdout/pass@1": 0.5})
+    with console.capture() as before:
+        console.print(view.render())
+    view.log(1, METRICS)
+    with console.capture() as after:
+        console.print(view.render())
+    view.close()
+    assert "step 0 of 40" in before.get()
+    assert " left" not in before.get()
+    assert " left" in after.get()
+
+
 def test_what_a_model_wrote_is_shown_as_text() -> None:
     text = shown(1)
     assert "\x1b[31m" not in text

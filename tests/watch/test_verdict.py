@@ -141,6 +141,39 @@ def test_a_solved_task_stalls_with_advice_to_stop() -> None:
     assert "harder" in found.advice
 
 
+def test_groups_with_equal_rewards_between_wrong_and_right_are_called_neither() -> None:
+    rows = run(40, lambda step: 0.6, noise=0.0)
+    for row in rows:
+        row |= {"groups": 8.0, "groups/signal": 1.0, "groups/all_equal": 6.0, "groups/all_wrong": 1}
+    found = judge(rows)
+    equal = "88% of the groups have equal rewards, most neither all right nor all wrong."
+    assert found.evidence == equal
+    assert "success_threshold" in found.advice
+    assert judge(VerdictHistory.of(rows, []).rows) == found
+
+
+def test_a_run_that_failed_at_its_first_step_says_why_and_not_to_wait() -> None:
+    data = {"event": "data", "text": "Data: shuffled."}
+    stopped = {"event": "stopped", "name": "reward_errors", "text": "All 8 rewards are None."}
+    events = VerdictHistory.of([], [data, stopped]).events
+    found = judge([], events, "failed")
+    assert str(found) == "too early to say: the run ended: All 8 rewards are None."
+    assert found.advice == ""
+    lost = judge([], [stopped, {"event": "lost", "text": "The service is gone."}], "failed")
+    assert lost.evidence == "the run ended: The service is gone."
+    again = judge(run(3, rising), [*events, data], "interrupted")
+    assert again.evidence == "3 steps so far."
+    assert "resume" in again.advice
+
+
+def test_a_run_that_was_interrupted_while_it_learned_is_told_to_resume() -> None:
+    rows = run(60, rising)
+    assert judge(rows).advice == "Let it run."
+    found = judge(rows, [], "interrupted")
+    assert (found.verdict, found.evidence) == ("learning", judge(rows).evidence)
+    assert "resume" in found.advice
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_reward_that_is_lost_again_is_diverging_since_its_best_step(seed: int) -> None:
     rows = run(60, lambda step: rising(step) if step < 40 else 0.05, seed=seed)

@@ -13,6 +13,7 @@ from mint.config_error import ConfigError
 from mint.jobs.reward import environment_refused, load_reward, missing_from, with_reward
 from mint.jobs.settings import CONFIG_GROUPS
 from mint.jobs.task import TaskReference
+from mint.rl.data.dataset import DatasetTask
 from mint.rl.recording.directory import RUNS, find_directory, task_name
 from mint.rl.rollouts.scoring import as_sample
 from mint.rl.settings.config import RLConfig, short_hash
@@ -87,11 +88,14 @@ def check_rewards(jobs: Iterable[JobSettings]) -> None:
             missing = missing_from(task.other_reward, samples[0])
             names = ", ".join(sorted(map(repr, samples[0].metadata)))
             has = f"only {names}" if names else "no metadata"
+            place = "the samples in build_dataset()"
+            if isinstance(task, DatasetTask):
+                place = "the rows of the data (task.arguments.answer_column=NAME names 'answer')"
             raise ConfigError(
                 f"training.reward_function={reward_function} asks for {missing!r}, and a sample "
-                f"of {job['task']['adapter']} has {has}. Add {missing!r} to the samples in "
-                "build_dataset(), or use another reward function: `mint rewards list` shows some, "
-                "and training.reward_function=null selects the task's own."
+                f"of {job['task']['adapter']} has {has}. Add {missing!r} to {place}, or use "
+                "another reward function: `mint rewards list` shows some, and "
+                "training.reward_function=null selects the task's own."
             )
 
 

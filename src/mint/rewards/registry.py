@@ -137,7 +137,8 @@ def _attribute(module: Any, attribute: str, name: str) -> Any:
     if found is None:
         near = get_close_matches(attribute, dir(module), n=3)
         hint = f" Did you mean {', '.join(near)}?" if near else ""
-        raise RewardNotFound(f"{name}: there is no {attribute!r} in {module.__name__}.{hint}")
+        place = name[: -len(attribute) - 1]
+        raise RewardNotFound(f"There is no {attribute!r} in {place}.{hint}")
     return found
 
 

@@ -76,7 +76,8 @@ class LiveView(Sink):
         row = {"step": step, **metrics}
         self._history.add(row)
         self._rows = [*self._rows, row][-_KEPT:]
-        self._times = [*self._times, time.monotonic()][-11:]
+        before = self._times if step else []  # step 0 is an evaluation: the clock starts after it
+        self._times = [*before, time.monotonic()][-11:]
         if not self._live.is_started:
             self._live.start()
             if isinstance(sys.stdout, FileProxy):  # progress bars of others would move the cursor
@@ -104,7 +105,7 @@ class LiveView(Sink):
         if not self._steps:
             return Text(f"step {step}")
         left = ""
-        if step < self._steps:
+        if step < self._steps and len(self._times) > 1:
             per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
             left = f"{duration(per_step * (self._steps - step))} left"
         table = Table.grid(padding=(0, 1))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from mint.commands.shared.output import Mistake
+from mint.commands.shared.remote import Remote
+from mint.rl.runtime.connection import NoAnswer, ServiceMonitor
 from mint.service.admin.settings import Settings
 from tests.service_fixture import LiveService, RawClient
 
@@ -53,6 +58,17 @@ def test_a_service_with_a_certificate_speaks_https(
         httpx.get(f"{service.base_url}/healthz")
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"http://127.0.0.1:{service.port}/healthz")
+
+
+def test_commands_and_runs_say_at_once_that_a_certificate_is_not_trusted(
+    own_service: Start, certificate: tuple[Path, Path]
+) -> None:
+    service = own_service(tls_certificate=certificate[0], tls_key=certificate[1])
+    with pytest.raises(Mistake, match=r"is not trusted: .*self.signed.* set SSL_CERT_FILE"):
+        Remote(service.base_url).get("/api/v1/healthz")
+    client = SimpleNamespace(_base_url=service.base_url)  # the monitor asks it for nothing else
+    with pytest.raises(NoAnswer, match=r"is not trusted: .*self.signed.* set SSL_CERT_FILE"):
+        asyncio.run(ServiceMonitor(client, 3600.0).reach())  # type: ignore[arg-type]
 
 
 def test_links_behind_a_proxy_are_https(raw: RawClient) -> None:

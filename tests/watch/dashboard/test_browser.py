@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     generate(folder / "hostile", steps=2, groups=2, answers=2, extra=extra)
     shutil.copytree(DEMO / RECORDED, folder / RECORDED)
     record_hostile_names(folder / "names")
+    record_failure(folder / "stopped")
+    with watching(folder) as url:
+        yield Dashboard(url, folder)
+
+
+@contextmanager
+def watching(folder: Path) -> Iterator[str]:
+    """Run ``mint watch`` on a folder; yields its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mint.cli", "watch", str(folder), "--port", "0"],
         stdout=subprocess.PIPE,
@@ -58,7 +67,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     assert process.stdout is not None
     ready = process.stdout.readline()
     assert ready.startswith("mint watch is ready at http://127.0.0.1:"), ready
-    yield Dashboard(ready.split()[-1], folder)
+    yield ready.split()[-1]
     process.terminate()
     process.wait(30)
 
@@ -83,6 +92,17 @@ def record_hostile_names(path: Path) -> None:
         "verdict": {"verdict": name, "evidence": LONG},
     }
     (path / "summary.json").write_text(json.dumps(summary))
+
+
+def record_failure(path: Path) -> None:
+    """Record a run whose reward failed for every answer of its first step."""
+    record = mint.watch.record(path, {"task": "chat", "steps": 5})
+    prompts = [f"<|im_start|>user\n{who} has 2 apples." for who in ("Ann", "Bob")]
+    answer = {"step": 1, "index": 0, "response": "4", "error": "E"}
+    rows = [{**answer, "group": n, "prompt": each} for n, each in enumerate(prompts)]
+    record.directory.rollouts(rows)
+    record.event("stopped", name="reward_errors", text="Both rewards failed.")
+    record.close("failed")
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +400,7 @@ VIEWS = [
 def test_every_view_is_accessible(page: Page, dashboard: Dashboard) -> None:
     found = {}
     page.goto(dashboard.url)
-    expect(page.locator("li.run")).to_have_count(6)
+    expect(page.locator("li.run")).to_have_count(7)
     found["runs"] = problems_of(page)
     for view in VIEWS:
         opened(page, dashboard, "first", *view)
@@ -431,6 +451,29 @@ def test_hostile_names_are_shown_as_texts_too(page: Page, dashboard: Dashboard) 
         assert page.locator("main img, main script, main b, main i:not(.scale i)").count() == 0
     assert {view: each for view, each in found.items() if each} == {}
     assert page.evaluate("window.hacked === undefined")
+
+
+def test_a_folder_without_runs_shows_a_script_that_records_one(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with watching(tmp_path / "runs") as url:
+        page.goto(url)
+        exec(page.locator(".empty pre").nth(1).inner_text(), {"mint": mint})
+        expect(page.locator("li.run h2")).to_have_text("x")
+
+
+def test_a_run_that_failed_at_its_first_step_shows_why(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard, "stopped")
+    expect(page.locator(".verdict")).to_contain_text("the run ended: Both rewards failed.")
+    expect(page.locator(".events")).to_contain_text("Both rewards failed.")
+    expect(page.locator("main")).not_to_contain_text("appear here as they are written")
+    assert problems_of(page) == []
+    opened(page, dashboard, "stopped", "step", "1")
+    expect(page.locator(".lead")).to_contain_text("none of their answers has a reward")
+    names = page.locator(".heat tbody th").all_inner_texts()
+    assert names == ["… Ann has 2 apples.", "… Bob has 2 apples."]
 
 
 @pytest.mark.parametrize("address", ["#/nothing", "#/run/first/nothing", "#/run/absent/step/1"])

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import mint.watch
 from benchmarks.watch.generate import generate
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.overview import read_text
@@ -59,6 +60,17 @@ def test_a_prompt_is_followed_over_the_steps(first: RunPlace) -> None:
     assert found["answers"] == len(rows)
     assert len({row["step"] for row in rows}) == listed[0]["steps"]
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+
+
+def test_long_prompts_that_begin_alike_are_told_apart_by_their_ends(tmp_path: Path) -> None:
+    shared = "You are a careful assistant. " * 20
+    with mint.watch.record(tmp_path / "long") as record:
+        record.step({}, rollouts=[{"prompt": shared + each, "reward": 1} for each in ("A?", "B?")])
+    rollouts = Rollouts(place_of(tmp_path / "long"))
+    for rows in (rollouts.of_step(1), rollouts.prompts()):
+        assert sorted(row["prompt"][-2:] for row in rows) == ["A?", "B?"]
+        assert {len(row["prompt"]) for row in rows} == {280}
+        assert {row["prompt"][0] for row in rows} == {"…"}
 
 
 def test_of_a_prompt_with_too_many_answers_steps_are_left_out_evenly(first: RunPlace) -> None:

@@ -98,8 +98,8 @@ def check_machine(home: Path | None) -> Iterator[CheckResult]:
         try:
             yield from check(settings)
         except Exception as error:  # one broken check must not hide the others
-            name = check.__name__.removeprefix("check_")
-            yield problem(name, f"the check failed: {type(error).__name__}: {error}")
+            name, reason = check.__name__.removeprefix("check_"), getattr(error, "orig", error)
+            yield problem(name, f"the check failed: {type(error).__name__}: {reason}")
 
 
 # ---- the machine ---------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def check_service(remote: Remote) -> Iterator[CheckResult]:
             answer = remote.http.get("/readyz", timeout=10)
             status = answer.json()["status"]
     except Mistake as error:
-        yield problem("service", str(error).splitlines()[0], "Start one: mint serve")
+        yield problem("service", str(error).splitlines()[0], "Check the URL, or type: mint serve")
         return
     took = f"in {(time.monotonic() - started) * 1000:.0f} ms"
     if status == "ready":

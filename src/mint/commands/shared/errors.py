@@ -59,4 +59,5 @@ def _exit_code(error: Exception) -> int | None:
         return MISTAKE
     if isinstance(error, mint.RequestFailedError) and error.category == "user":
         return MISTAKE
-    return FAILED if isinstance(error, (RunStopped, TooManyFailures, *lost)) else None
+    ended = (RunStopped, TooManyFailures, BrokenPipeError)
+    return FAILED if isinstance(error, ended + lost) else None

@@ -13,6 +13,7 @@ import typer
 from mint.commands.shared.options import load_settings
 from mint.commands.shared.output import Mistake
 from mint.embedded import embedded_service, named_key, named_url
+from mint.rl.runtime.connection import TRUST_IT
 
 UrlOption = Annotated[
     str | None,
@@ -78,14 +79,16 @@ class Remote:
         """Turn connection errors into messages that say what to type."""
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if "CERTIFICATE" in str(error):
+                raise Mistake(f"{self.url} is not trusted: {error}. {TRUST_IT}") from None
             raise Mistake(
                 f"No service is running at {self.url}.\n"
                 "Start one:           mint serve\n"
                 "or name another:     --url http://HOST:PORT, or MINT_BASE_URL"
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Mistake(f"The request to {self.url} failed: {error}. Try again.") from error
+            raise Mistake(f"The request to {self.url} failed: {str(error).rstrip('.')}.") from error
         except (ValueError, KeyError) as error:
             raise Mistake(
                 f"{self.url} is not a mint service: its response could not be parsed."

@@ -1,5 +1,6 @@
 """``mint init``: write a small project to start from, or the quickstart scripts."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,6 @@ def init(
         text = (source / file).read_text()
         (folder / file).write_text(text if quickstart else text.replace(DEFAULT_MODEL, model))
     print(f"Wrote {', '.join(map(str, files))} to {folder}.")
-    enter = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
+    enter = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     start = f"python {files[0]}" if quickstart else "mint train +experiment=mine"
     print("Start with:", *enter, start, sep="\n  ")

@@ -245,10 +245,11 @@ def prune(
     if as_json:
         print_json(found)
         return
-    if dry_run:
+    if dry_run and found:
         print_checkpoints(found)
     freed = sum(checkpoint["size_bytes"] for checkpoint in found)
-    typer.echo(f"{'would delete' if dry_run else 'deleted'} {len(found)}, {size(freed)}")
+    number = f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}"
+    typer.echo(f"{'would delete' if dry_run else 'deleted'} {number}, {size(freed)}")
 
 
 @app.command("publish")

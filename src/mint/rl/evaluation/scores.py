@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -307,8 +308,9 @@ def advice(
 
 def closing_lines(path: str, folder: Path) -> list[str]:
     """Return the last lines of a run: where its weights are, and what to do with them."""
+    run = shlex.quote(str(folder))
     return [
         f"Saved: {path}",
-        f'Sample from it: mint sample -m {folder} "..."',
-        f"Export it:      mint export {folder} --to FOLDER --merge",
+        f'Sample from it: mint sample -m {run} "..."',
+        f"Export it:      mint export {run} --to FOLDER --merge",
     ]

@@ -94,6 +94,7 @@ def _is_free(path: Path) -> bool:
         with RunDirectory(path) as directory:
             return not (directory.state() or {}).get("finished")
     except RunDirectoryBusy:
+        print(f"Another process is writing to {path}: this is a separate run.", flush=True)
         return False
 
 

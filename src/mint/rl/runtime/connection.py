@@ -17,6 +17,7 @@ from mint.rl.runtime.threads import to_thread
 _EVERY = 5.0  # seconds between two polls of the service
 _OWN_EVERY = 0.25  # seconds between two checks whether this process's own service has ended
 _HEALTH = "/api/v1/healthz"
+TRUST_IT = "If it is the right service, set SSL_CERT_FILE to the file of its issuer's certificate."
 
 
 class NoAnswer(ConnectionError):
@@ -79,7 +80,9 @@ class ServiceMonitor:
         now = time.monotonic()
         try:
             await http.get(self.url + _HEALTH, timeout=min(2 * _EVERY, self.patience))
-        except httpx.TransportError:
+        except httpx.TransportError as error:
+            if "CERTIFICATE" in str(error):
+                raise NoAnswer(f"{self.url} is not trusted: {error}. {TRUST_IT}") from None
             if self._silent_since is None:
                 self._silent_since = now
                 waiting = f"Waiting up to {self.patience:g} s."

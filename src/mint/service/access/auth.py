@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import shlex
 import tempfile
 import time
 from collections.abc import Mapping
@@ -72,7 +73,7 @@ class Auth:
         raise SystemExit(
             f"mint serve: {self._settings.host} is reachable from other machines and no API key "
             "exists, so anyone could use this service.\n"
-            f"Create one first:  mint keys create --home {self._settings.home}\n"
+            f"Create one first:  mint keys create --home {shlex.quote(str(self._settings.home))}\n"
             "or serve this machine only:  mint serve --host 127.0.0.1"
         )
 

@@ -31,10 +31,12 @@ _MEMORY = "1GB"
 _PATIENCE_S = 20.0
 _TURN_S = 0.6
 _FILES_A_TURN = 8
-_BRIEF = """
+_PROMPT = "CASE WHEN length(prompt) > 280 THEN '…' || right(prompt, 279) ELSE prompt END"
+"""The end of a prompt tells it from others: many begin with the same instructions or examples."""
+_BRIEF = f"""
     step, "group", "index", identity, reward, components, advantage, penalty, length, truncated,
     stop, masked, replaced, version, error,
-    left(response, 280) AS response, length(response) > 280 AS cut, left(prompt, 280) AS prompt
+    left(response, 280) AS response, length(response) > 280 AS cut, {_PROMPT} AS prompt
 """
 
 Place = tuple[int, int, int]
@@ -118,10 +120,10 @@ class Rollouts:
 
     def prompts(self, limit: int = 500) -> list[dict[str, Any]]:
         """List the prompts that occur in the most steps of the last files."""
-        sql = """
-            SELECT identity, any_value(left(prompt, 200)) AS prompt, count(DISTINCT step) AS steps,
+        sql = f"""
+            SELECT identity, any_value({_PROMPT}) AS prompt, count(DISTINCT step) AS steps,
                 min(step) AS first, max(step) AS last, avg(reward) AS reward
-            FROM {} GROUP BY identity ORDER BY steps DESC, last DESC, identity LIMIT ?
+            FROM {{}} GROUP BY identity ORDER BY steps DESC, last DESC, identity LIMIT ?
         """
         return self._ask(lambda files: files[-64:], sql, [limit])
 

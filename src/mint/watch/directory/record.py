@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -123,7 +124,10 @@ def _assign_places(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dic
     rows = []
     for given in rollouts:
         prompt = str(given.get("prompt") or "")
-        identity = str(given.get("identity") or re.sub(r"\s+", " ", prompt)[:200])
+        text = re.sub(r"\s+", " ", prompt)
+        if len(text) > 200:  # many prompts begin alike: their hash tells them apart
+            text = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+        identity = str(given.get("identity") or text)
         group = given.get("group")
         if group is None:
             group = groups.setdefault(given.get("identity") or prompt, len(groups))

@@ -12,7 +12,7 @@ too early to say       not enough steps for any of these
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mint.watch.verdict.plateau import plateau_start, rises_after
@@ -39,7 +39,8 @@ SUCCESS = ("reward/success", "success", "accuracy", "exact_rate")
 HOLDOUT, HIGH, LOW = "holdout/pass@1", "holdout/pass@1_high", "holdout/pass@1_low"
 HOLDOUT_REWARD = "holdout/reward"
 LOSS = ("train/loss_per_token", "loss_per_token", "train/loss", "loss")
-_SIGNAL = ("groups", "groups/signal", "groups/all_right", "groups/all_wrong")
+_KINDS = ("groups/all_right", "groups/all_wrong", "groups/all_equal")
+_SIGNAL = ("groups", "groups/signal", *_KINDS)
 _HEALTH = ("train/grad_norm", "kl/k3", "policy/entropy", "length/truncated", "train/refused")
 _FINITE = (*REWARD, *LOSS, "train/grad_norm", "kl/k3")
 _WORDS = dict.fromkeys(REWARD, "reward") | dict.fromkeys(SUCCESS, "success")
@@ -54,8 +55,10 @@ _MANY = 20
 """Steps before a run without movement counts as stalled."""
 _CONSTANT = 0.8
 """Share of groups with equal rewards from which a run is stalled."""
+_BEGINS_OR_STOPS = ("data", "resumed", "stopped", "lost")
 _SOLVED = 0.9
 _EXPLODED = 20.0
+_LET_IT_RUN = "Let it run."
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ class VerdictHistory:
         self.last = dict(row)
 
     def add_event(self, event: Row) -> None:
-        """Add an event, if it is a finding or an end."""
-        if event.get("event") in ("finding", "stopped"):
+        """Add an event, if it is a finding, a beginning or an end."""
+        if event.get("event") in ("finding", *_BEGINS_OR_STOPS):
             kept = ("event", "step", "name", "text")
             self.events.append({name: event[name] for name in kept if name in event})
 
@@ -127,6 +130,16 @@ def judge(rows: Sequence[Row], events: Sequence[Row] = (), status: str = "runnin
     )
     if status == "finished" and found.verdict not in (DIVERGING, HACKING):
         return _finished(found, rows, count)
+    return _ended_early(found, events) if status in ("failed", "interrupted") else found
+
+
+def _ended_early(found: Verdict, events: Sequence[Row]) -> Verdict:
+    """Say why a run ended after few steps, and advise no waiting for one that has ended."""
+    last = next((e for e in reversed(events) if e.get("event") in _BEGINS_OR_STOPS), {})
+    if found.verdict == EARLY and last.get("event") in ("stopped", "lost") and last.get("text"):
+        return replace(found, evidence=f"the run ended: {last['text']}", advice="")
+    if found.verdict == EARLY or found.advice == _LET_IT_RUN:
+        return replace(found, advice="It ended before its last step: resume it.")
     return found
 
 
@@ -289,8 +302,7 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
             break
         since = step
     last = trained[-WINDOW:]
-    right = sum(value for _, value in series(last, "groups/all_right"))
-    wrong = sum(value for _, value in series(last, "groups/all_wrong"))
+    right, wrong, equal = (sum(value for _, value in series(last, name)) for name in _KINDS)
     kind = ", all right" if right > wrong else ", all wrong" if wrong else ""
     advice = (
         "There is little left to learn from these prompts: stop here, use harder ones, or set "
@@ -299,6 +311,12 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
         else "Give partial credit, use easier prompts, or raise group_size and temperature, so "
         "that some answers are better than others."
     )
+    if equal > max(right, wrong):
+        kind = ", most neither all right nor all wrong"
+        advice = (
+            "Make the reward distinguish good answers from better ones, lower success_threshold "
+            "if that reward is the goal, or raise group_size and temperature."
+        )
     return Verdict(STALLED, f"{recent:.0%} of the groups have equal rewards{kind}.", since, advice)
 
 
@@ -318,7 +336,7 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
         first, now = held_out[0], held_out[-1]
         if now[LOW] > first[HOLDOUT] and now[HOLDOUT] > first[HIGH]:
             evidence = f"the holdout rose from {first[HOLDOUT]:.0%} to {now[HOLDOUT]:.0%}."
-            return Verdict(LEARNING, evidence, int(first["step"]), "Let it run.")
+            return Verdict(LEARNING, evidence, int(first["step"]), _LET_IT_RUN)
     name, values = _goal(trained)
     move = shift(values)
     if name in LOSS and move and move.rose:
@@ -351,7 +369,7 @@ def _learning(name: str, values: Series, move: Shift) -> Verdict:
         evidence = f"was learning until step {end}: {moved}; flat for the {after} steps since."
         return Verdict(FLAT, evidence, end, done if solved else advice)
     since = next((step for step, value in values if value > move.first + move.noise), values[0][0])
-    advice = done if solved else "Let it run."
+    advice = done if solved else _LET_IT_RUN
     return Verdict(LEARNING, f"{moved} in {_span(values)} steps.", since, advice)
 
 

@@ -120,7 +120,7 @@ function settings(element, latest, series, { log, stack, height, unit }) {
   return {
     width: Math.max(120, Math.floor(element.clientWidth)), height,
     legend: { show: false },
-    padding: [8, 8, 0, 0],
+    padding: [8, 18, 0, 0], // on the right, half of the last label
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => niceRange(low, high, stack) } },
     axes: [{ ...axis, size: 26, incrs: unit === "hours" ? undefined : WHOLE, values: (u, ticks) => ticks.map((t) => tick(t, unit)) }, { ...axis, size: 48, values: (u, ticks) => ticks.map((t) => (t === null ? "" : fixed(t))) }],
     series: [{ label: unit }, ...lines],

@@ -67,7 +67,10 @@ export function Curves({ run, error }) {
   const data = detail || run;
   const marks = useMemo(() => run.events.map((event) => ({ ...event, x: event.step })), [run.events]);
   if (error && !run.loaded) return html`<${Problem} error=${error} />`;
-  if (!run.steps.length) return html`<${Empty}><p>No steps are recorded yet. They appear here as they are written.</p><//>`;
+  if (!run.steps.length) return html`
+    ${run.info && html`<${Verdict} run=${run.info} long />`}
+    <${Empty}><p>${["failed", "interrupted"].includes(run.info?.status) ? "It ended before its first step was recorded." : "No steps are recorded yet. They appear here as they are written."}</p><//>
+    ${run.events.length > 0 && html`<${Events} run=${run} />`}`;
   const { charts, others: rest } = chartsOf(data.columns);
   const pick = (step) => go("run", run.id, "step", String(step));
   const zoom = (wanted) => setRange(wanted && wanted[1] - wanted[0] > 0 ? wanted : null);

@@ -27,7 +27,7 @@ function Nothing({ hidden }) {
     <p>A run appears as soon as training writes its first step. Start one:</p>
     <pre>mint train +experiment=quick_test</pre>
     <p>or record from any script:</p>
-    <pre>record = mint.watch.record("runs/x")${"\n"}record.step({"{"}"reward": 0.5{"}"})${"\n"}record.close()</pre>
+    <pre>${'record = mint.watch.record("runs/x")\nrecord.step({"reward": 0.5})\nrecord.close()'}</pre>
     <p>or look at a recorded one: <code>mint watch --demo</code></p>
   <//>`;
 }

@@ -14,6 +14,7 @@ export function groupsOf(rows) {
   for (const group of found.values()) {
     const rewards = group.rows.filter((row) => row.reward !== null && !row.masked).map((row) => row.reward + (row.penalty || 0));
     group.mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
+    group.unscored = group.rows.every((row) => row.reward === null);
     group.silent = rewards.length < 2 || rewards.every((reward) => reward === rewards[0]);
   }
   return [...found.values()];
@@ -26,12 +27,18 @@ export function histogram(rows, range) {
   return bars;
 }
 
-// The part of each prompt that differs: without a common beginning, such as examples.
+// The part of each prompt that differs: without a common beginning, such as examples or what a chat template adds.
 export function distinct(prompts) {
   let common = prompts[0] || "";
   for (const prompt of prompts) while (!prompt.startsWith(common)) common = common.slice(0, -1);
-  const start = common.lastIndexOf(" ") + 1;
-  return prompts.map((prompt) => (prompts.length > 1 && start > 16 && prompt.length > start ? "… " + prompt.slice(start) : prompt).slice(-90));
+  const start = common.search(/\S*$/);
+  const rests = prompts.map((prompt) => (prompts.length > 1 && start > 16 && prompt.length > start ? "… " + prompt.slice(start) : prompt));
+  return rests.map((rest) => (rest.length > 90 && !rest.startsWith("… ") ? "… " + rest.slice(-88) : rest.slice(0, 90)));
+}
+
+function whySilent(groups) {
+  const same = "all of their answers got the same reward", none = "none of their answers has a reward";
+  return groups.every((g) => g.unscored) ? none : groups.some((g) => g.unscored) ? `${same}, or none has one` : same;
 }
 
 function barOf(reward, [low, high]) {
@@ -50,7 +57,7 @@ export function Step({ run, step, group }) {
   const range = rewardRange(rows), groups = groupsOf(rows);
   const shown = groups.filter((g) => !onlySignal || !g.silent);
   const opened = group === undefined ? null : groups.find((g) => g.group === group);
-  const silent = groups.filter((g) => g.silent).length;
+  const silent = groups.filter((g) => g.silent);
   return html`
     <div class="toolbar" role="group" aria-label="Which step">
       <button onClick=${() => open(step - 1)} disabled=${step <= (steps[0] ?? 0)} aria-label="Previous step">←</button>
@@ -63,8 +70,8 @@ export function Step({ run, step, group }) {
     ${busy && !value && html`<${Loading} what="Reading the step" />`}
     ${value && !rows.length && html`<${Empty}><p>Step ${step} has no rollouts on disk. They are written at the end of a step.</p><//>`}
     ${rows.length > 0 && html`<div class=${value.step === step ? "" : "stale"} inert=${value.step !== step}>
-      <p class="lead">${count(rows.length, "answer")} to ${count(groups.length, "prompt")}${silent ? html`; <strong>${silent} of ${groups.length} groups give no signal</strong>, because all of their answers got the same reward` : ", every group gives signal"}.</p>
-      <${Histogram} rows=${rows} range=${range} bar=${bar} onBar=${setBar} />
+      <p class="lead">${count(rows.length, "answer")} to ${count(groups.length, "prompt")}${silent.length ? html`; <strong>${silent.length} of ${groups.length} groups give no signal</strong>, because ${whySilent(silent)}` : ", every group gives signal"}.</p>
+      ${rows.some((row) => row.reward !== null) && html`<${Histogram} rows=${rows} range=${range} bar=${bar} onBar=${setBar} />`}
       <${HeatMap} run=${run} groups=${shown} range=${range} bar=${bar} opened=${opened} />
       ${opened && html`<${SideBySide} run=${run} group=${opened} range=${range} />`}</div>`}`;
 }
@@ -99,7 +106,7 @@ function HeatMap({ run, groups, range, bar, opened }) {
       <th scope="row"><a href=${address("run", run.id, "step", g.rows[0].step, "group", g.group)} title="See its answers side by side">${names[i]}</a></th>
       ${Array.from({ length: width }, (_, k) => html`<td>${g.rows[k] && html`<${Cell} run=${run} row=${g.rows[k]} range=${range} bar=${bar} at=${[i, k]} />`}</td>`)}
       <td class="mean">${fixed(g.mean, 2)}</td>
-      <td>${g.silent && html`<span class="badge" title="Equal rewards: nothing to learn from">no signal</span>`}${g.replaced && html`<span class="badge plain" title="Sampled, and replaced by a group with signal">replaced</span>`}</td></tr>`)}</tbody>
+      <td>${g.silent && html`<span class="badge" title=${g.unscored ? "No rewards: nothing to learn from" : "Equal rewards: nothing to learn from"}>no signal</span>`}${g.replaced && html`<span class="badge plain" title="Sampled, and replaced by a group with signal">replaced</span>`}</td></tr>`)}</tbody>
   </table></div>`;
 }
 
