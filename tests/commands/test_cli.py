@@ -69,7 +69,7 @@ def test_a_mistake_gives_one_message_and_exit_code_2(
     assert "Traceback" not in result.stderr
 
 
-def test_an_output_that_nobody_reads_any_more_ends_a_command_without_a_traceback(
+def test_a_closed_output_ends_a_command_without_a_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     error = BrokenPipeError(errno.EPIPE, "Broken pipe")

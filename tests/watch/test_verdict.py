@@ -166,7 +166,7 @@ def test_a_run_that_failed_at_its_first_step_says_why_and_not_to_wait() -> None:
     assert "resume" in again.advice
 
 
-def test_a_run_that_was_interrupted_while_it_learned_is_told_to_resume() -> None:
+def test_a_run_that_was_interrupted_while_it_learned_is_advised_to_resume() -> None:
     rows = run(60, rising)
     assert judge(rows).advice == "Let it run."
     found = judge(rows, [], "interrupted")

@@ -62,7 +62,7 @@ def test_a_prompt_is_followed_over_the_steps(first: RunPlace) -> None:
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
 
 
-def test_long_prompts_that_begin_alike_are_told_apart_by_their_ends(tmp_path: Path) -> None:
+def test_long_prompts_that_begin_alike_are_distinguished_by_their_ends(tmp_path: Path) -> None:
     shared = "You are a careful assistant. " * 20
     with mint.watch.record(tmp_path / "long") as record:
         record.step({}, rollouts=[{"prompt": shared + each, "reward": 1} for each in ("A?", "B?")])
