@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from mint.service.files import checksums
 from mint.service.store.database import SamplerRow, Store
@@ -315,3 +317,47 @@ def test_a_sampler_is_restored_though_the_engine_dies_meanwhile(
         assert tokens_of(after) == tokens_of(before)
 
     with_service(tmp_path, work, aliases={"tiny": tiny_model})
+
+
+def test_a_digest_is_recorded_though_the_database_failed_the_first_time(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """It was kept in memory only, so a restarted service had nothing to compare with."""
+
+    async def digest(local: Local, sampler: str) -> str | None:
+        found = (await local.http.get(f"/api/v1/samplers/{sampler}")).json()["weights_digest"]
+        assert found is None or isinstance(found, str)
+        return found
+
+    async def freeze(local: Local) -> tuple[str, str | None]:
+        failures = []
+
+        def fail_once(_: Any, __: Any, statement: str, *rest: Any) -> None:
+            if statement.startswith("UPDATE samplers SET digest") and not failures:
+                failures.append(statement)
+                raise OperationalError(statement, {}, Exception("database is locked"))
+
+        event.listen(local.service.store._engine, "before_cursor_execute", fail_once)
+
+        async def result(path: str, **body: Any) -> dict[str, Any]:
+            request_id = (await local.post(path, body)).json()["request_id"]
+            while True:
+                answer = await local.post("/retrieve_future", {"request_id": request_id})
+                if answer.status_code != 408:
+                    found: dict[str, Any] = answer.json()
+                    return found
+
+        created = await result(
+            "/create_model", session_id=await local.session(), model_seq_id=0, base_model="tiny",
+            lora_config={"rank": 4},
+        )  # fmt: skip
+        fields = {"seq_id": 1, "sampling_session_seq_id": 0}
+        saved = await result("/save_weights_for_sampler", model_id=created["model_id"], **fields)
+        assert failures
+        sampler = saved["sampling_session_id"]
+        return sampler, await digest(local, sampler)
+
+    models = {"tiny": tiny_model}
+    sampler, recorded = with_service(tmp_path, freeze, aliases=models)
+    assert recorded is not None
+    assert with_service(tmp_path, lambda local: digest(local, sampler), aliases=models) == recorded
