@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from mint.service.runs.journal import Journal
 from tests.reliability.conftest import Faults
+from tests.service.runs.test_create_by_load import creation
 from tests.service.samples import batch, json_datum
 from tests.service_fixture import (
     DATABASES,
@@ -271,3 +273,47 @@ def test_a_kill_between_the_row_and_the_files_of_a_checkpoint_leaves_no_folder(
         assert service.process.poll() is None
     [left] = RawClient(service.base_url).http.get("/checkpoints").json()["checkpoints"]
     assert left["checkpoint_id"] == "weights/kept"
+
+
+@SLOWLY_BOTH
+@pytest.mark.slow
+def test_a_run_that_is_unloaded_after_a_crash_first_does_what_was_acknowledged(
+    own_service: Start, faults: Faults, undisturbed: bytes
+) -> None:
+    """The service dies before an outcome is recorded, and the run is not used before its end."""
+    faults.at("mint.service.runs.journal:Journal.append_outcome", 6)
+    service = own_service()
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    steps(raw, run, 3)
+    with contextlib.suppress(httpx.TransportError):
+        raw.operate("save_weights", run, 7, path="last")
+        raw.result(f"{run}:7")
+    service.process.wait(60)
+    faults.require_all()
+    journal = Journal(service.home / "runs" / run.replace(":", "_"))
+    assert 7 in journal.entries, "it was acknowledged"
+    journal.close()
+    raw = RawClient(own_service().base_url)
+    assert raw.post("/unload_model", {"model_id": run}).status_code == 200
+    folder = service.home / "checkpoints" / run.replace(":", "_") / "weights" / "last"
+    assert (folder / "adapter_model.safetensors").read_bytes() == undisturbed
+
+
+@SLOWLY_BOTH
+def test_a_run_whose_files_could_not_be_taken_begins_with_them_when_it_is_asked_for_again(
+    own_service: Start, faults: Faults
+) -> None:
+    """The second request was never answered, and after a restart the run had fresh weights."""
+    faults.at("mint.service.runs.journal:Journal.begin_from", 1, "EIO")
+    service = own_service()
+    raw = RawClient(service.base_url)
+    source, session = raw.run(), raw.session()
+    steps(raw, source, 1)
+    path = raw.result(raw.operate("save_weights", source, 3, path="x"))["path"]
+    assert raw.post("/load_weights", creation(session, path)).status_code == 503
+    faults.require_all()
+    answer = raw.post("/load_weights", creation(session, path)).json()
+    assert raw.result(answer["request_id"])["type"] == "load_weights"
+    copy = saved(raw, answer["model_id"], service.home, 1)
+    assert copy == saved(raw, source, service.home, 4)
