@@ -15,10 +15,14 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
+from mint.engine.messages import LoraSpec
+from mint.service.engines.process import EngineProcess
 from mint.service.files import checksums
+from mint.service.sampling.session import SamplingSession
 from mint.service.store.database import SamplerRow, Store
 from tests.reliability.local import Local, with_service
 from tests.reliability.machine import tokens_of
+from tests.service.sampling.test_release import with_sampler
 from tests.service_fixture import MODEL, LiveService, RawClient, start_service
 
 HEADER = "X-Mint-Weights"
@@ -361,3 +365,26 @@ def test_a_digest_is_recorded_though_the_database_failed_the_first_time(
     sampler, recorded = with_service(tmp_path, freeze, aliases=models)
     assert recorded is not None
     assert with_service(tmp_path, lambda local: digest(local, sampler), aliases=models) == recorded
+
+
+def test_an_answer_of_other_weights_than_the_samplers_is_refused(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """The engine has other weights under the sampler's id; the next answer is of the right ones."""
+
+    async def work(local: Local, sampler: SamplingSession, engine: EngineProcess) -> None:
+        async def sample() -> httpx.Response:
+            body = {"sampling_session_id": sampler.row.id, "num_samples": 1}
+            body |= {"prompt": {"chunks": [{"tokens": [1, 2, 3]}]}}
+            asked = await local.post("/asample", {**body, "sampling_params": {"max_tokens": 1}})
+            while True:
+                answer = await local.post("/retrieve_future", asked.json())
+                if answer.status_code != 408:
+                    return answer
+
+        await engine.call("create_run", run_id="other", lora=LoraSpec(rank=4, seed=2))
+        await engine.call("create_sampler", sampler_id=sampler.row.id, run_id="other")
+        assert b"could not be verified" in (await sample()).content
+        assert (await sample()).headers[HEADER] == sampler.row.digest
+
+    with_sampler(tmp_path, tiny_model, work)
