@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -11,8 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mint.service.engines.process import EngineProcess
+from mint.service.errors import EngineDied
 from mint.service.runs.journal import Journal
 from tests.reliability.conftest import Faults
+from tests.reliability.local import Local, with_service
 from tests.service.runs.test_create_by_load import creation
 from tests.service.samples import batch, json_datum
 from tests.service_fixture import (
@@ -150,6 +154,39 @@ def test_an_operation_that_kills_every_worker_fails_alone(
     assert result["category"] == "server"
     assert "metrics" in raw.result(raw.operate("optim_step", run, 2, **STEP))
     faults.require_all()
+
+
+@pytest.mark.slow
+def test_an_operation_beside_one_that_kills_its_workers_is_not_in_the_next_ones_with_it(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Both are in the first worker, and would be in all three if they were not tried alone."""
+
+    async def work(local: Local) -> None:
+        service, bodies = local.service, {"session_id": await local.session(), "base_model": MODEL}
+        for number in range(2):
+            body = {**bodies, "model_seq_id": number, "lora_config": {"rank": 4, "seed": 1}}
+            assert (await local.post("/create_model", body)).status_code == 200
+        one, other = (run._in_engine for run in service.runs._runs.values())
+        is_alone, beside = service.engines._suspects[MODEL].locked, asyncio.Event()
+
+        async def kill(engine: EngineProcess) -> None:
+            if not is_alone():
+                await beside.wait()
+            engine.kill()
+            await engine.call("memory")
+
+        async def wait(engine: EngineProcess) -> None:
+            beside.set()
+            while not is_alone():
+                await engine.call("memory")
+
+        waiting = asyncio.create_task(other._in_engine("waiting", wait))
+        with pytest.raises(EngineDied, match="happened 3 times"):
+            await one._in_engine("killing", kill)
+        await waiting
+
+    with_service(tmp_path, work, aliases={MODEL: tiny_model})
 
 
 @pytest.mark.slow
