@@ -113,16 +113,22 @@ class Disk:
         else:
             self.synced[status.st_ino] = path.read_bytes()
 
-    def cut_power(self, target: Path) -> None:
-        """Write into ``target`` what is left under the root after a power failure."""
-        shutil.rmtree(target, ignore_errors=True)
-        self._restore(self.root.stat().st_ino, target)
+    def cut_power(self, target: Path, deletes: bool = False) -> None:
+        """Write into ``target`` what is left under the root after a power failure.
 
-    def _restore(self, inode: int, target: Path) -> None:
+        A disk that ``deletes`` keeps unsynced deletions, and still loses unsynced renames.
+        """
+        shutil.rmtree(target, ignore_errors=True)
+        self._restore(self.root.stat().st_ino, target, self.root if deletes else None)
+
+    def _restore(self, inode: int, target: Path, now: Path | None) -> None:
         target.mkdir()
         for name, (number, is_folder) in self.names.get(inode, {}).items():
+            there = now / name if now is not None else None
+            if there is not None and not there.exists():
+                continue
             if is_folder:
-                self._restore(number, target / name)
+                self._restore(number, target / name, there)
             else:
                 (target / name).write_bytes(self.synced.get(number, b""))
 

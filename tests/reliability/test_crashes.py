@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -10,8 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mint.service.engines.process import EngineProcess
+from mint.service.errors import EngineDied
 from mint.service.runs.journal import Journal
 from tests.reliability.conftest import Faults
+from tests.reliability.local import Local, with_service
+from tests.service.runs.test_create_by_load import creation
 from tests.service.samples import batch, json_datum
 from tests.service_fixture import (
     DATABASES,
@@ -151,6 +157,39 @@ def test_an_operation_that_kills_every_worker_fails_alone(
 
 
 @pytest.mark.slow
+def test_an_operation_beside_one_that_kills_its_workers_is_not_in_the_next_ones_with_it(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Both are in the first worker, and would be in all three if they were not tried alone."""
+
+    async def work(local: Local) -> None:
+        service, bodies = local.service, {"session_id": await local.session(), "base_model": MODEL}
+        for number in range(2):
+            body = {**bodies, "model_seq_id": number, "lora_config": {"rank": 4, "seed": 1}}
+            assert (await local.post("/create_model", body)).status_code == 200
+        one, other = (run._in_engine for run in service.runs._runs.values())
+        is_alone, beside = service.engines._suspects[MODEL].locked, asyncio.Event()
+
+        async def kill(engine: EngineProcess) -> None:
+            if not is_alone():
+                await beside.wait()
+            engine.kill()
+            await engine.call("memory")
+
+        async def wait(engine: EngineProcess) -> None:
+            beside.set()
+            while not is_alone():
+                await engine.call("memory")
+
+        waiting = asyncio.create_task(other._in_engine("waiting", wait))
+        with pytest.raises(EngineDied, match="happened 3 times"):
+            await one._in_engine("killing", kill)
+        await waiting
+
+    with_service(tmp_path, work, aliases={MODEL: tiny_model})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("deaths", [2, 3])
 def test_a_sample_survives_two_deaths_of_its_worker(
     own_service: Start, faults: Faults, deaths: int
@@ -271,3 +310,43 @@ def test_a_kill_between_the_row_and_the_files_of_a_checkpoint_leaves_no_folder(
         assert service.process.poll() is None
     [left] = RawClient(service.base_url).http.get("/checkpoints").json()["checkpoints"]
     assert left["checkpoint_id"] == "weights/kept"
+
+
+@SLOWLY_BOTH
+@pytest.mark.slow
+def test_a_run_that_is_unloaded_after_a_crash_first_does_what_was_acknowledged(
+    own_service: Start, faults: Faults, undisturbed: bytes
+) -> None:
+    """The service dies before an outcome is recorded, and the run is not used before its end."""
+    faults.at("mint.service.runs.journal:Journal.append_outcome", 6)
+    service = own_service()
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    raw.operate("save_weights", run, 7, path="last")
+    with contextlib.suppress(httpx.TransportError):
+        steps(raw, run, 3)
+    service.process.wait(60)
+    faults.require_all()
+    raw = RawClient(own_service().base_url)
+    assert raw.post("/unload_model", {"model_id": run}).status_code == 200
+    folder = service.home / "checkpoints" / run.replace(":", "_") / "weights" / "last"
+    assert (folder / "adapter_model.safetensors").read_bytes() == undisturbed
+
+
+@SLOWLY_BOTH
+def test_a_run_whose_files_could_not_be_taken_begins_with_them_when_it_is_asked_for_again(
+    own_service: Start, faults: Faults
+) -> None:
+    """The second request was never answered, and after a restart the run had fresh weights."""
+    faults.at("mint.service.runs.journal:Journal.begin_from", 1, "EIO")
+    service = own_service()
+    raw = RawClient(service.base_url)
+    source, session = raw.run(), raw.session()
+    steps(raw, source, 1)
+    path = raw.result(raw.operate("save_weights", source, 3, path="x"))["path"]
+    assert raw.post("/load_weights", creation(session, path)).status_code == 503
+    faults.require_all()
+    answer = raw.post("/load_weights", creation(session, path)).json()
+    assert raw.result(answer["request_id"])["type"] == "load_weights"
+    copy = saved(raw, answer["model_id"], service.home, 1)
+    assert copy == saved(raw, source, service.home, 4)

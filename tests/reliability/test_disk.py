@@ -29,7 +29,8 @@ from mint.service.store.database import RunRow, SamplerRow, Store
 from tests.reliability.disk import Disk, Killed
 
 RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"
-FAILURES = ("ENOSPC", "EIO", "kill", "power")
+POWER, POWER_AND_DELETIONS = "power", "power, and deletions are kept"
+FAILURES = ("ENOSPC", "EIO", "kill", POWER, POWER_AND_DELETIONS)
 
 
 @dataclass
@@ -46,7 +47,7 @@ def disks(root: Path, failure: str) -> Iterator[Disk]:
     while True:
         folder = root / f"{failure}-{at}"
         folder.mkdir()
-        disk = Disk(folder, at, "kill" if failure == "power" else failure)
+        disk = Disk(folder, at, "kill" if failure.startswith(POWER) else failure)
         yield disk
         if not disk.has_failed:
             return
@@ -55,10 +56,10 @@ def disks(root: Path, failure: str) -> Iterator[Disk]:
 
 def after(disk: Disk, failure: str) -> Path:
     """The folder as the next process finds it."""
-    if failure != "power":
+    if not failure.startswith(POWER):
         return disk.root
     target = disk.root.with_name(f"{disk.root.name}-after")
-    disk.cut_power(target)
+    disk.cut_power(target, deletes=failure == POWER_AND_DELETIONS)
     return target
 
 
@@ -101,7 +102,7 @@ def test_no_failed_write_sync_or_rename_loses_an_acknowledged_operation(
                 journal = Journal(folder)
                 work(journal, done)
             except Killed:
-                assert failure in ("kill", "power")
+                assert failure not in ("ENOSPC", "EIO")
             except OSError:
                 assert journal is None, "only a journal that was not opened yet may fail"
         if journal is not None:
@@ -184,7 +185,7 @@ def test_a_checkpoint_appears_complete_or_not_at_all(tmp_path: Path, failure: st
                         if draft is not None:
                             checkpoints.discard(draft)
             except Killed:
-                assert failure in ("kill", "power")
+                assert failure not in ("ENOSPC", "EIO")
         found = CheckpointStore(after(disk, failure), store)
         if acknowledged:
             weights = (found.verified_folder(path) / "adapter_model.safetensors").read_bytes()

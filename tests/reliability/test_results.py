@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from mint.service.access.auth import LOCAL_USER, create_key
 from mint.service.api.app import create_app
 from mint.service.api.pieces import PIECE
 from mint.service.futures import Future, Futures, Response
+from mint.service.results import write_body
 from tests.reliability.local import Local, with_service
 from tests.service_fixture import MODEL
 
@@ -157,3 +162,25 @@ def test_a_client_that_does_not_read_holds_one_piece_of_a_large_result(
         assert [piece["more_body"] for piece in pieces] == [True] * 5 + [False]
 
     with_service(tmp_path, work, max_result_bytes=memory)
+
+
+@pytest.mark.parametrize("line", range(4))
+def test_a_result_that_moves_to_disk_while_it_is_read_is_whole(tmp_path: Path, line: int) -> None:
+    """Snapshots read results in a thread. The body moves before a line of the reader."""
+    whole = Response(b"body")
+    moved = replace(whole, body=b"")
+    future = Future("run:1", "ada", answer=whole)
+    lines = itertools.count()
+
+    def move(frame: FrameType, kind: str, _: Any) -> Any:
+        if frame.f_code is Future.read.__code__ and kind == "line" and next(lines) == line:
+            future.file, future.answer = write_body(tmp_path, whole.body), moved
+        return move
+
+    before = sys.gettrace()
+    sys.settrace(move)
+    try:
+        found = future.read()
+    finally:
+        sys.settrace(before)
+    assert found == whole

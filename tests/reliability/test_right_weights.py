@@ -12,11 +12,17 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
+from mint.engine.messages import LoraSpec
+from mint.service.engines.process import EngineProcess
 from mint.service.files import checksums
+from mint.service.sampling.session import SamplingSession
 from mint.service.store.database import SamplerRow, Store
 from tests.reliability.local import Local, with_service
 from tests.reliability.machine import tokens_of
+from tests.service.sampling.test_release import with_sampler
 from tests.service_fixture import MODEL, LiveService, RawClient, start_service
 
 HEADER = "X-Mint-Weights"
@@ -315,3 +321,70 @@ def test_a_sampler_is_restored_though_the_engine_dies_meanwhile(
         assert tokens_of(after) == tokens_of(before)
 
     with_service(tmp_path, work, aliases={"tiny": tiny_model})
+
+
+def test_a_digest_is_recorded_though_the_database_failed_the_first_time(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """It was kept in memory only, so a restarted service had nothing to compare with."""
+
+    async def digest(local: Local, sampler: str) -> str | None:
+        found = (await local.http.get(f"/api/v1/samplers/{sampler}")).json()["weights_digest"]
+        assert found is None or isinstance(found, str)
+        return found
+
+    async def freeze(local: Local) -> tuple[str, str | None]:
+        failures = []
+
+        def fail_once(_: Any, __: Any, statement: str, *rest: Any) -> None:
+            if statement.startswith("UPDATE samplers SET digest") and not failures:
+                failures.append(statement)
+                raise OperationalError(statement, {}, Exception("database is locked"))
+
+        event.listen(local.service.store._engine, "before_cursor_execute", fail_once)
+
+        async def result(path: str, **body: Any) -> dict[str, Any]:
+            request_id = (await local.post(path, body)).json()["request_id"]
+            while True:
+                answer = await local.post("/retrieve_future", {"request_id": request_id})
+                if answer.status_code != 408:
+                    found: dict[str, Any] = answer.json()
+                    return found
+
+        created = await result(
+            "/create_model", session_id=await local.session(), model_seq_id=0, base_model="tiny",
+            lora_config={"rank": 4},
+        )  # fmt: skip
+        fields = {"seq_id": 1, "sampling_session_seq_id": 0}
+        saved = await result("/save_weights_for_sampler", model_id=created["model_id"], **fields)
+        assert failures
+        sampler = saved["sampling_session_id"]
+        return sampler, await digest(local, sampler)
+
+    models = {"tiny": tiny_model}
+    sampler, recorded = with_service(tmp_path, freeze, aliases=models)
+    assert recorded is not None
+    assert with_service(tmp_path, lambda local: digest(local, sampler), aliases=models) == recorded
+
+
+def test_an_answer_of_other_weights_than_the_samplers_is_refused(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """The engine has other weights under the sampler's id; the next answer is of the right ones."""
+
+    async def work(local: Local, sampler: SamplingSession, engine: EngineProcess) -> None:
+        async def sample() -> httpx.Response:
+            body = {"sampling_session_id": sampler.row.id, "num_samples": 1}
+            body |= {"prompt": {"chunks": [{"tokens": [1, 2, 3]}]}}
+            asked = await local.post("/asample", {**body, "sampling_params": {"max_tokens": 1}})
+            while True:
+                answer = await local.post("/retrieve_future", asked.json())
+                if answer.status_code != 408:
+                    return answer
+
+        await engine.call("create_run", run_id="other", lora=LoraSpec(rank=4, seed=2))
+        await engine.call("create_sampler", sampler_id=sampler.row.id, run_id="other")
+        assert b"could not be verified" in (await sample()).content
+        assert (await sample()).headers[HEADER] == sampler.row.digest
+
+    with_sampler(tmp_path, tiny_model, work)

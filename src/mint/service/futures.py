@@ -92,12 +92,13 @@ class Future:
 
     def read(self, as_map: bool = False) -> Response | None:
         """Return the answer, read or mapped from disk if it is there. Raises ResultExpired."""
-        if self.answer is None or (file := self.file) is None:
-            return self.answer
+        answer, file = self.answer, self.file  # in this order, as the body may move meanwhile
+        if answer is None or file is None:
+            return answer
         try:
             if as_map:
-                return replace(self.answer, mapped=map_body(file))
-            return replace(self.answer, body=file.read_bytes())
+                return replace(answer, mapped=map_body(file))
+            return replace(answer, body=file.read_bytes())
         except FileNotFoundError:
             raise ResultExpired from None
 
@@ -128,6 +129,8 @@ class Futures:
         if future is None:
             future = self._futures[request_id] = Future(request_id, user, reason)
             self._of_owner.setdefault(find_owner(request_id), {})[request_id] = future
+        elif future.answer is None:
+            future.reason = reason
         return future
 
     def compute(

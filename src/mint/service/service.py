@@ -95,7 +95,7 @@ class Service(SharedComponents):
         """Return the future of a request, also after a restart. Raises ApiError 404 or 410."""
         if (future := self.futures.find(request_id, user)) is not None:
             if future.answer is None and (match := _RUN_REQUEST.fullmatch(request_id)):
-                self.runs.resume_if_due(match["id"])
+                await self.runs.resume_if_due(match["id"], user, match["number"] != "0")
             return future
         if match := _RUN_REQUEST.fullmatch(request_id):
             run = await self.runs.find(match["id"], user)

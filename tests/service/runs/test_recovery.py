@@ -263,6 +263,25 @@ def test_a_number_that_never_arrives_is_abandoned(own_service: Start) -> None:
 
 
 @SLOWLY_BOTH
+def test_an_operation_that_comes_too_late_is_refused_and_not_said_to_be_done(
+    own_service: Start,
+) -> None:
+    """It was acknowledged, dropped, and then reported as carried out."""
+    service = own_service(gap_limit_s=0.3)
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    raw.retrieve(raw.operate("forward_backward", run, 2, **batch()))
+    for _ in range(2):
+        late = raw.post("/forward_backward", {"model_id": run, "seq_id": 1, **batch()})
+        assert late.status_code == 400
+        assert "too late" in late.json()["detail"]
+        assert raw.retrieve(f"{run}:1").status_code == 404
+        service.kill()
+        service = own_service(service.port, gap_limit_s=0.3)
+    train(raw, run, 3)
+
+
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_old_results_are_gone_and_unknown_ones_never_were(own_service: Start) -> None:
     first = own_service()

@@ -23,7 +23,7 @@ from mint.engine.messages import LoraSpec
 from mint.service.access.ownership import may_read
 from mint.service.access.quotas import Quota
 from mint.service.errors import NotFound, UserError, is_disk_full
-from mint.service.files import checksums, damaged, sync, sync_folder, verify
+from mint.service.files import checksums, damaged, link_files, sync, sync_folder, verify
 from mint.service.store.database import CheckpointRow, Condition, RunRow, Store, is_at, now
 from mint.service.wire.requests import Texts
 
@@ -149,6 +149,18 @@ class CheckpointStore:
         folder = self.folder(at)
         verify(folder, self._description(at).sha256, f"The checkpoint {at.uri}")
         return folder
+
+    def link(self, at: CheckpointRow, folder: Path, start: str = "") -> None:
+        """Link files of a checkpoint, those whose names have this start, into another folder.
+
+        All are of one version, also if it is overwritten meanwhile. Raises FilesDamaged.
+        """
+        with self._publishing:
+            wanted = self._description(at).sha256
+            found = [f for f in self.folder(at).iterdir() if f.name != DESCRIPTION]
+            link_files((file for file in found if file.name.startswith(start)), folder)
+        wanted = {name: wanted[name] for name in wanted if name.startswith(start)}
+        verify(folder, wanted, f"The checkpoint {at.uri}")
 
     def _description(self, at: CheckpointPath | CheckpointRow) -> Description:
         """Read ``checkpoint.json``, without which the other files cannot be checked.

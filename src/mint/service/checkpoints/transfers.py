@@ -86,8 +86,7 @@ class Transfers:
         run = _holder(caller, run_id, source.base_model, source.lora)
 
         def fill(draft: Path) -> None:
-            files = self._checkpoints.verified_folder(source).iterdir()
-            link_files((file for file in files if file.name != DESCRIPTION), draft)
+            self._checkpoints.link(source, draft)
 
         return await self._in_thread(
             user, self._write, new, run, fill, request.destination_project_id

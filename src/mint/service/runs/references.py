@@ -8,13 +8,12 @@ import asyncio
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
 from pathlib import Path
 
 from mint.service.checkpoints.storage import CheckpointStore, require_optimizer
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import UserError
-from mint.service.files import link_files, sync, sync_folder
+from mint.service.files import sync, sync_folder
 from mint.service.runs.journal import Journal
 from mint.service.store.database import CheckpointRow, RunRow
 from mint.service.wire.requests import LoadWeights
@@ -61,7 +60,7 @@ class References:
         row = self._require(request.path)
         if request.optimizer:
             require_optimizer(row)
-        self._link(self._checkpoints.verified_folder(row).iterdir(), folder)
+        self._link(row, folder)
         return folder
 
     def _require(self, path: str) -> CheckpointRow:
@@ -75,15 +74,15 @@ class References:
             )
         return row
 
-    def _link(self, files: Iterable[Path], folder: Path) -> None:
+    def _link(self, row: CheckpointRow, folder: Path, start: str = "") -> None:
         """Link files into a new folder that is durable, and appears complete or not at all."""
         draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
         draft.mkdir()
         try:
-            link_files(files, draft)
+            self._checkpoints.link(row, draft, start)
             sync_folder(draft)
             draft.rename(folder)
-        except OSError:
+        except Exception:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         sync(folder.parent)
@@ -97,7 +96,7 @@ class References:
             row = self._require(path)
             folder = self._journal.folder / f"reference-{row.version}"
             if not folder.exists():
-                self._link(self._checkpoints.verified_folder(row).glob("adapter_*"), folder)
+                self._link(row, folder, "adapter_")
             draft = mark.with_name(f"reference-draft-{uuid.uuid4().hex}")
             os.symlink(folder.name, draft)
             os.replace(draft, mark)

@@ -100,8 +100,14 @@ class Runs:
                 is_new = await asyncio.to_thread(self._add, row)
                 self._folder(row.id).mkdir(parents=True, exist_ok=True)
                 run = await self._get(row.id, user)
-                if files:
-                    await run.begin_from(files)
+                try:
+                    if files:
+                        await run.begin_from(files)
+                except Exception as error:  # without them it would begin with fresh weights
+                    failure = Response.failure(str(error), "server")
+                    self._shared.futures.finish(request_id, failure)
+                    await self._keep_out(row.id, self._delete(run))
+                    raise
                 self._shared.futures.compute(
                     request_id, user, "create_model", self._load(run, is_new), run.why_waiting
                 )
@@ -155,11 +161,10 @@ class Runs:
         self._store.note_use(RunRow, run_id)
         return run
 
-    def resume_if_due(self, run_id: str) -> None:
-        """Retry restoring a run that could not be restored before."""
-        run = self._runs.get(run_id)
-        if run is not None and run.wants_resuming:
-            in_background(run.resume())
+    async def resume_if_due(self, run_id: str, user: str, is_created: bool) -> None:
+        """Retry restoring a run that could not be restored, or was released before it was."""
+        if run_id in self._runs or (is_created and run_id not in self._releasing):
+            await self.find(run_id, user)
 
     def row(self, run_id: str, user: str) -> RunRow:
         """Return the row of a run, without opening it. Raises ApiError 404."""
@@ -265,17 +270,12 @@ class Runs:
         await asyncio.shield(self._unloading[row.id])
 
     async def _unload(self, row: RunRow) -> None:
-        marker = self._folder(row.id) / UNLOADED
         while self._can_train(row.id):
-            if row.id in self._runs:
+            try:
+                await self._get(row.id, row.user)  # what its journal has left is done first
                 await self.release(row.id, for_good=True)
-            elif await asyncio.to_thread(self._samplers.are_kept, row):
-                await asyncio.to_thread(marker.touch)
-            else:
-                try:
-                    await (await self._get(row.id, row.user)).resume()
-                except JournalDamaged:  # it cannot restore its samplers
-                    await asyncio.to_thread(marker.touch)
+            except JournalDamaged:  # it cannot restore its samplers
+                await asyncio.to_thread((self._folder(row.id) / UNLOADED).touch)
 
     async def release_session(self, session_id: str) -> bool:
         """Release the runs of a silent session; return False while one of them is working."""

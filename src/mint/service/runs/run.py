@@ -94,8 +94,14 @@ class TrainingRun:
         return any(space.why_waiting() for space in (self._space, self._journal_space))
 
     def was_taken(self, seq_id: int) -> bool:
-        """Return whether this number has run or is waiting to."""
-        return self._stream.knows(seq_id)
+        """Return whether this number has run or is waiting to; one that is too late never does."""
+        journal = self._journal
+        return self._stream.knows(seq_id) and (
+            seq_id < journal.first
+            or seq_id in journal.entries
+            or self._futures.find(self.request_id(seq_id), self.row.user) is not None
+            or seq_id in journal.done
+        )
 
     def _reopen(self) -> None:
         """Open the futures of the run's creation and of the operations in the journal."""
@@ -141,6 +147,12 @@ class TrainingRun:
             self._stream.accept(operation)
             self._open_future(number)
             self._entering[number] = asyncio.create_task(self._enter(operation, content_type, body))
+        elif not self.was_taken(number):
+            raise ApiError(
+                400,
+                f"Operation {number} came too late: those after it waited for it and were aborted. "
+                "It was not carried out. Send it again with a new number.",
+            )
         if (entering := self._entering.get(number)) is not None:
             await asyncio.wait([entering], timeout=ACCEPTED_WITHIN_S)
             self._refuse_if_released()
@@ -274,9 +286,10 @@ class TrainingRun:
     # ---- in the engine --------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Load the run into its engine, if it is not there."""
+        """Load the run into its engine, if it is not there, unless it was released meanwhile."""
         async with self._turn:
-            await self._in_engine.enter()
+            if not self._is_released:
+                await self._in_engine.enter()
 
     async def begin_from(self, files: Sequence[Path]) -> None:
         """Start a new run from a checkpoint's files; a repeated call changes nothing."""
@@ -357,3 +370,4 @@ class TrainingRun:
             if for_good:
                 await self._in_engine.keep_samplers()
                 await asyncio.to_thread((self._journal.folder / UNLOADED).touch)
+                self._finish(0, self.creation_answer())

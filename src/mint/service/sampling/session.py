@@ -197,8 +197,8 @@ class SamplingSession:
             await engine.call("drop_sampler", sampler_id=row.id)
             raise self._mismatch("their digest is not the one that was recorded")
         if row.digest is None and found is not None:
-            row.digest = found
             await asyncio.to_thread(self.shared.store.note_digest, row.id, found)
+            row.digest = found  # last: a database that fails is asked again
 
     async def _checkpoint(self) -> CheckpointRow | None:
         """Return the checkpoint that the sampler was created from, unless it changed since."""
