@@ -81,7 +81,7 @@ class Picks:
             top_k=column(top_k, torch.int64),
             top_p=column([r.top_p for r in requests], torch.float32),
             min_p=column([r.min_p for r in requests], torch.float32),
-            renormalize=column([int(r.renormalize) for r in requests], torch.bool),
+            renormalize=column([r.renormalize and is_filtered(r) for r in requests], torch.bool),
             is_filtered=any(is_filtered(r) for r in requests),
             is_even=all(r.temperature == 1 for r in requests),
             has_greedy=any(r.temperature == 0 for r in requests),
