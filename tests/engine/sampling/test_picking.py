@@ -131,3 +131,9 @@ def test_filters_of_another_row_leave_the_likeliest_tokens_of_a_row_as_they_are(
     assert together.top_logprobs is not None
     torch.testing.assert_close(alone.top_logprobs[0], wanted)
     assert torch.equal(alone.top_logprobs[0], together.top_logprobs[0])
+
+
+def test_a_temperature_that_a_float32_cannot_hold_is_greedy() -> None:
+    tokens, logprobs, _ = picked(LOGITS, count=50, temperature=1e-60)
+    assert set(tokens.tolist()) == {4}
+    torch.testing.assert_close(logprobs, torch.log_softmax(LOGITS, -1)[tokens])
