@@ -416,6 +416,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32},
     "diffllama": {},
     "doge": {},
+    "modernbert-decoder": {},
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
     "deepseek_v3": {
         "head_dim": 4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mint.engine.attention.paged import PagedAttention
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import NoLora, Scores
 from mint.engine.model.sampled_trunk import SampledTrunk
+from mint.engine.native import build
 from mint.engine.native.layers import gate, norm, pick
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 from tests.engine.plain_decode import ReferenceDecode
@@ -304,3 +306,16 @@ def test_a_row_of_nan_picks_some_token_and_says_nan() -> None:
     tokens, logprobs = pick(logits, torch.ones(3), torch.full((3,), 0.5))
     assert 0 <= int(tokens[1]) < 500
     assert logprobs.isnan().tolist() == [False, True, False]
+
+
+def test_a_library_that_was_cut_short_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = build.load()
+    assert isinstance(kernels, ctypes.CDLL)
+    library = tmp_path / "mint" / Path(kernels._name).name
+    library.parent.mkdir()
+    library.write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert isinstance(build.load.__wrapped__(), ctypes.CDLL)
+    assert library.stat().st_size > 0

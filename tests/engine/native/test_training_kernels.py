@@ -195,6 +195,7 @@ USED = {
     "mistral": LLAMA - {"TurnedAttentionBackward"} | {"TreeAttentionBackward"},
     "gemma2": {"LoraProductBackward"},
     "granite": LLAMA,
+    "nemotron": {"TreeAttentionBackward", "LoraProductBackward"},  # half of a head has positions
 }
 
 

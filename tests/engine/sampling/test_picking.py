@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -114,3 +116,24 @@ def test_a_nucleus_wider_than_the_candidates_is_found_by_a_full_sort() -> None:
     tokens, _, _ = picked(flat, count=3000, top_p=0.9)
     assert tokens.max() < 5000
     assert len(set(tokens.tolist())) > 1500
+
+
+def test_filters_of_another_row_leave_the_likeliest_tokens_of_a_row_as_they_are() -> None:
+    logits = torch.stack([LOGITS - 200 * (LOGITS < 2), LOGITS])
+    request = SampleRequest(PROMPT, renormalize=True, topk_sample_logprobs=8)
+    rows = [RowSettings(request, 7, 0), RowSettings(replace(request, top_k=2), 7, 0)]
+    alone, together = (
+        pick(logits[:count], Picks.of(rows[:count], 8, CPU), torch.zeros(count, dtype=torch.long))
+        for count in (1, 2)
+    )
+    wanted = torch.log_softmax(logits[0], -1).sort(descending=True).values
+    assert alone.top_logprobs is not None
+    assert together.top_logprobs is not None
+    torch.testing.assert_close(alone.top_logprobs[0], wanted)
+    assert torch.equal(alone.top_logprobs[0], together.top_logprobs[0])
+
+
+def test_a_temperature_that_a_float32_cannot_hold_is_greedy() -> None:
+    tokens, logprobs, _ = picked(LOGITS, count=50, temperature=1e-60)
+    assert set(tokens.tolist()) == {4}
+    torch.testing.assert_close(logprobs, torch.log_softmax(LOGITS, -1)[tokens])

@@ -190,9 +190,13 @@ def _probe(model: BaseModel) -> tuple[dict[nn.Module, tuple[int, int]], float]:
 def _check_architecture(model: PreTrainedModel, name: str) -> None:
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     strange = sorted(kinds - _LAYERS_WE_RUN) or (["recurrent"] if model._is_stateful else [])
-    if strange or not model._supports_attention_backend:
-        what = f"{', '.join(strange)} layers" if strange else "a custom attention"
-        raise _refusal(name, type(model).__name__, what)
+    what = f"{', '.join(strange)} layers" if strange else "a custom attention"
+    if model._supports_attention_backend and not strange:
+        known = (f"{model.base_model_prefix}.", f"{find_head_name(model)}.")
+        if all(parameter.startswith(known) for parameter, _ in model.named_parameters()):
+            return
+        what = "layers between the decoder and its output layer"
+    raise _refusal(name, type(model).__name__, what)
 
 
 def _refusal(name: str, arch: str, what: str) -> UserError:

@@ -5,7 +5,7 @@ same of random numbers. Passes whose attention is not :class:`NativeTree` run th
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -94,12 +94,14 @@ def _is_plain_attention(module: nn.Module) -> bool:
 
 
 def _attention(module: nn.Module, joint: FrozenLinear) -> Forward:
-    size: int = module.head_dim  # type: ignore[assignment]
+    size, plain = cast(int, module.head_dim), module.forward
     key_heads = joint.sizes[1] // size
 
     def run(
-        hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *_: Any, **__: Any
-    ) -> tuple[Tensor, None]:
+        hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *rest: Any, **named: Any
+    ) -> Any:
+        if position_embeddings[0].shape[-1] != size:  # the kernel turns whole heads
+            return plain(hidden_states, position_embeddings, *rest, **named)
         cosine, sine = (part[0].contiguous() for part in position_embeddings)
         settings = (_forest(), module.scaling, size, key_heads)
         rows = joint.joint(hidden_states)

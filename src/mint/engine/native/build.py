@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def load() -> ctypes.CDLL | Unavailable:
         return _load(flags)
     except Unavailable as error:
         return error
+    except OSError as error:
+        return Unavailable(f"they cannot be loaded ({error})")
 
 
 def _load(cpu_flags: str) -> ctypes.CDLL:
@@ -49,15 +52,16 @@ def _load(cpu_flags: str) -> ctypes.CDLL:
     name = f"kernels-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     library = Path(base) / "mint" / name
-    if not library.exists():
-        try:
-            library.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-                os.replace(_compile(compiler, Path(folder) / name), library)
-        except OSError:  # no home, or none that can be written to: once per process
-            with tempfile.TemporaryDirectory() as folder:
-                return ctypes.CDLL(str(_compile(compiler, Path(folder) / name)))
-    return ctypes.CDLL(str(library))
+    with suppress(OSError):  # not there yet, or cut short when the machine stopped
+        return ctypes.CDLL(str(library))
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            os.replace(_compile(compiler, Path(folder) / name), library)
+        return ctypes.CDLL(str(library))
+    except OSError:  # no home, or none for files that are run: once per process
+        with tempfile.TemporaryDirectory() as folder:
+            return ctypes.CDLL(str(_compile(compiler, Path(folder) / name)))
 
 
 def _compile(compiler: str, target: Path) -> Path:

@@ -70,21 +70,22 @@ class Picks:
         """Collect the settings of rows."""
         requests, seeds, samples = zip(*rows, strict=True)
         top_k = [min(max(r.top_k, 0), vocabulary) % vocabulary for r in requests]
+        temperatures = torch.tensor([r.temperature for r in requests], dtype=torch.float32)
 
         def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
         return cls(
-            temperatures=column([r.temperature for r in requests], torch.float32),
+            temperatures=temperatures.to(device, non_blocking=True),
             seeds=column([signed(seed) for seed in seeds], torch.int64),
             samples=column(samples, torch.int64),
             top_k=column(top_k, torch.int64),
             top_p=column([r.top_p for r in requests], torch.float32),
             min_p=column([r.min_p for r in requests], torch.float32),
-            renormalize=column([int(r.renormalize) for r in requests], torch.bool),
+            renormalize=column([r.renormalize and is_filtered(r) for r in requests], torch.bool),
             is_filtered=any(is_filtered(r) for r in requests),
             is_even=all(r.temperature == 1 for r in requests),
-            has_greedy=any(r.temperature == 0 for r in requests),
+            has_greedy=not temperatures.all(),
             top=max(r.topk_sample_logprobs for r in requests),
         )
 
