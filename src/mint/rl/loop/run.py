@@ -312,7 +312,7 @@ class Run:
     def _ending(self, error: BaseException | None) -> BaseException | None:
         """Return what ends the run, for the error that has ended its loop."""
         if isinstance(error, INTERRUPTED) and self.interruption.presses:
-            return Interrupted()
+            return Interrupted(self.interruption.code)
         ending: BaseException
         if isinstance(error, TooManyFailures):
             self.directory.event("stopped", name="reward_errors", text=str(error))
