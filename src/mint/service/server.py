@@ -83,8 +83,10 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to shut down. An embedded service ignores SIGTERM, which Slurm and systemd send to
         all processes: its script needs it to save a checkpoint, and ends it by SIGINT."""
-        if sig != signal.SIGTERM or self._service.settings.parent_pid is None:
+        if self._service.settings.parent_pid is None:
             super().handle_exit(sig, frame)
+        elif sig == signal.SIGINT:  # raised again by uvicorn at the end, and threads do not delay it
+            super().handle_exit(signal.SIGTERM, frame)
 
     @contextlib.asynccontextmanager
     async def lifespan_of_app(self, _: FastAPI) -> AsyncIterator[None]:

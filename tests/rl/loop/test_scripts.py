@@ -42,7 +42,8 @@ from mint.rl import RLConfig, run_grpo
 from tests.rl.conftest import Letters
 
 def children(pid):
-    found = [c for t in Path(f"/proc/{{pid}}/task").iterdir() for c in (t / "children").read_text().split()]
+    files = Path(f"/proc/{{pid}}/task").glob("*/children")
+    found = [child for file in files for child in file.read_text().split()]
     return [int(each) for each in found] + [pid for each in found for pid in children(each)]
 
 class Task(Letters):
