@@ -110,7 +110,7 @@ class Run:
         self.queue = GroupQueue(collector, self.data, cfg)
         self.reference = await reference(self.service, cfg)
         print(f"Model: {cfg.base_model}, run directory: {folder}", flush=True)
-        for note in cfg.notes():
+        for note in cfg.notes(converses=not hasattr(self.adapter, "make_prompt")):
             print(f"  {note}", flush=True)
         order = self.data.decide_order()
         print(order, flush=True)
