@@ -85,7 +85,7 @@ class _Server(uvicorn.Server):
         all processes: its script needs it to save a checkpoint, and ends it by SIGINT."""
         if self._service.settings.parent_pid is None:
             super().handle_exit(sig, frame)
-        elif sig == signal.SIGINT:  # raised again by uvicorn at the end, and threads do not delay it
+        elif sig == signal.SIGINT:  # then uvicorn ends it at once, without joining threads
             super().handle_exit(signal.SIGTERM, frame)
 
     @contextlib.asynccontextmanager

@@ -141,7 +141,7 @@ def _effects(cfg: RLConfig, converses: bool | None) -> dict[str, tuple[bool, str
         "importance_rule": corrected,
         "importance_low": corrected if cfg.truncated_importance is None else masks,
         **dict.fromkeys(_OF_LORA, (cfg.start_from is None, "start_from has its own.")),
-        **dict.fromkeys(_OF_CONVERSATIONS, (converses is not False, "prompts have a single reply.")),
+        **dict.fromkeys(_OF_CONVERSATIONS, (converses is not False, "prompts have one reply.")),
         "reward_workers": (not converses, "an environment computes its rewards itself."),
         **dict.fromkeys(_OF_EVALUATION, (cfg.eval_every > 0, "set eval_every=10.")),
         "stream_mini_batches": (cfg.mini_batches > 1, "set mini_batches=2."),
