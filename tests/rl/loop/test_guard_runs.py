@@ -134,7 +134,7 @@ def test_each_problem_is_reported_at_the_step_where_it_begins(
     assert f"  {name}: " in capsys.readouterr().out
 
 
-def test_a_schedule_to_a_low_temperature_is_no_entropy_collapse(
+def test_a_schedule_to_a_low_temperature_does_not_report_entropy_collapse(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path
 ) -> None:
     cooling = {"temperature_end": 0.02, "temperature_schedule": "linear", "measure_entropy": True}

@@ -79,8 +79,8 @@ def _check_same_run(directory: RunDirectory, cfg: RLConfig, name: str | None) ->
 
 
 def find_directory(name: str) -> Path:
-    """Return the run that was saved last of ``runs/NAME``, ``runs/NAME-2``, …, which the message of
-    its interruption is about, or a new folder. Finished and active runs are left alone."""
+    """Return the interrupted run that was saved last of ``runs/NAME``, ``runs/NAME-2``, …, or a new
+    folder, if all runs of this name are finished or active."""
     known = [path for path in (RUNS / name, *sorted(RUNS.glob(f"{name}-*"))) if path.is_dir()]
     free = [path for path in known if _is_free(path)]
     return max(free, key=_saved_at) if free else next(p for p in numbered(name) if p not in known)

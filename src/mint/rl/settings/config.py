@@ -120,7 +120,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
 
     @property
     def entropy_to_compare(self) -> str | None:
-        """The entropy that does not change with the temperature from step to step, if there is."""
+        """The metric of entropy that a temperature schedule does not change, if there is one."""
         if self.temperature_schedule == "constant":
             return "policy/entropy"
         at_one = self.measures_entropy and not self.matches_sampling
