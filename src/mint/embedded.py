@@ -11,6 +11,7 @@ import atexit
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -176,7 +177,7 @@ def _report_end(service: EmbeddedService) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
+    process.send_signal(signal.SIGINT)  # it ignores SIGTERM
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:

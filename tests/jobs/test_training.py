@@ -17,7 +17,7 @@ from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import METRICS, RunDirectory, read_rows
 from tests.needs import need_sandbox
 
-from .conftest import LETTERS, ROOT, SMALL, SMOLLM2, TASK, Command, run_directory
+from .conftest import CONF, LETTERS, ROOT, SMALL, SMOLLM2, TASK, Command, run_directory
 
 CUSTOM = '''
 
@@ -239,6 +239,31 @@ def test_ctrl_c_ends_with_130_and_the_same_command_resumes(train: Command, folde
     assert [row["step"] for row in read_rows(written / METRICS)] == [1, 2, 3, 4]
     data = json.loads((written / f"{ANALYSIS}.json").read_text())
     assert sum(data["failure_patterns"].values()) == 32
+
+
+def test_sigterm_saves_completed_work_as_ctrl_c_does_and_ends_with_143(folder: Path) -> None:
+    program = INTERRUPTING.replace("SIGINT", "SIGTERM")
+    (folder / "interrupting.py").write_text(program)
+    task = ["task=custom", "task.adapter=interrupting.py:Interrupting"]
+    asked = ["training.steps=4", "training.checkpoint_every=10", "logging.run_dir=preempted"]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "mint.cli", "train", "--config-dir", str(CONF), *task, *asked],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    ended = run()
+    assert ended.returncode == 143, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "Interrupted. The same command resumes after step 2."
+    assert ended.stderr == ""
+
+    ended = run()
+    assert ended.returncode == 0, ended.stderr
+    assert "Resuming after step 2." in ended.stdout
+    assert [row["step"] for row in read_rows(folder / "preempted" / METRICS)] == [1, 2, 3, 4]
 
 
 def test_a_run_that_a_guard_stops_is_one_message(train: Command, folder: Path) -> None:

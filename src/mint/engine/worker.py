@@ -9,6 +9,7 @@ import ctypes
 import gc
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -182,6 +183,7 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--memory-gb", type=float)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the service gets it too, and ends its workers
     # A thread that waits for the others of its team spins for a moment, then sleeps. Spinning for
     # long takes the cores from the service and the script beside us; sleeping at once costs a
     # wake-up at each of the thousands of small products of a step. Measured on two idle cores with

@@ -247,7 +247,10 @@ def truncation(m: Metrics, guards: Guards) -> Iterator[Report]:
 
 def entropy_collapse(m: Metrics, guards: Guards) -> Iterator[Report]:
     """The policy no longer explores, although it is not yet right."""
-    before, now = guards.baseline("policy/entropy"), guards.recent("policy/entropy")
+    name = guards.cfg.entropy_to_compare
+    if name is None:
+        return
+    before, now = guards.baseline(name), guards.recent(name)
     solved = (guards.recent("reward/success") or 0.0) >= _SOLVED
     if before and now is not None and now < guards.cfg.entropy_floor * before and not solved:
         explore = " or clip_high_threshold" if guards.cfg.loss_fn in CLIPPED else ""

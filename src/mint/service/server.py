@@ -5,9 +5,11 @@ import contextlib
 import logging
 import os
 import resource
+import signal
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -77,6 +79,14 @@ class _Server(uvicorn.Server):
         self._sock = sock
         self._tasks: list[asyncio.Task[None]] = []
         self.failure: str | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to shut down. An embedded service ignores SIGTERM, which Slurm and systemd send to
+        all processes: its script needs it to save a checkpoint, and ends it by SIGINT."""
+        if self._service.settings.parent_pid is None:
+            super().handle_exit(sig, frame)
+        elif sig == signal.SIGINT:  # then uvicorn ends it at once, without joining threads
+            super().handle_exit(signal.SIGTERM, frame)
 
     @contextlib.asynccontextmanager
     async def lifespan_of_app(self, _: FastAPI) -> AsyncIterator[None]:

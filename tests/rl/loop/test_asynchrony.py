@@ -15,10 +15,12 @@ import pytest
 
 import mint
 from mint import types
+from mint.rewards import Score
 from mint.rl import Chat, ConfigError, RLConfig, run_grpo
 from mint.rl.datums.datum import values
 from mint.rl.datums.reference import score_by_version
 from mint.rl.sampling.batch import Batch
+from mint.rl.settings.schedules import reward_weights_at
 from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 from tests.rl.loop.test_resume import FULL, Crashed
@@ -249,3 +251,27 @@ def test_evaluation_kl_curriculum_refills_and_schedules_work_several_steps_ahead
     assert all(row["staleness/max"] <= 3 for row in rows[1:])
     assert rows[1]["kl/k3"] < 1e-5 < rows[-1]["kl/k3"]
     assert {"holdout/pass@1", "curriculum/learning", "groups/refilled"} <= rows[-1].keys()
+
+
+def test_schedules_follow_the_steps_although_refills_use_up_later_batches(
+    client: mint.ServiceClient, settings: Settings
+) -> None:
+    class Plain(Letters):
+        """Pays the same for all answers to most prompts."""
+
+        def compute_reward(self, response: str, sample: str) -> Any:
+            letters = super().compute_reward(response, sample)
+            return Score(0.0, {"start": 1.0, "letters": letters if "1" in sample else 0.0})
+
+    start, end = {"start": 1.0, "letters": 1e-3}, {"start": 0.0, "letters": 1e-3}
+    weights = {"reward_weights": start, "reward_weights_end": end}
+    cooling = {"temperature_schedule": "linear", "temperature_end": 0.2}
+    cfg = settings(steps=9, max_staleness=2, max_refills=3, **weights, **cooling)
+    drawn = []
+    for batch in steps(Plain(), cfg, client):
+        used = [r.reward for g in batch.everything for r in g.rollouts if r.reward is not None]
+        ahead = reward_weights_at(cfg, batch.step + cfg.max_staleness)
+        assert ahead is not None
+        assert min(used) >= ahead["start"] - 1e-9
+        drawn.append(len(batch.everything))
+    assert sum(drawn) > 1.5 * 9 * cfg.batch_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from mint import types
 from mint.rewards import Score
 from mint.rl import Chat, RLConfig, RunStopped, run_grpo
 from mint.rl.datums.datum import replaced, values
-from mint.watch.directory.recorder import EVENTS, read_rows
+from mint.watch.directory.recorder import EVENTS, METRICS, read_rows
 from tests.rl.conftest import Letters
 from tests.rl.evaluation.test_evaluator import Fooled
 
@@ -95,9 +96,13 @@ TROUBLE: dict[str, tuple[Any, dict[str, Any]]] = {
         {"max_tokens": 24, "steps": 10, "learning_rate": 0.05, "repetition_limit": 0.08},
     ),
     "entropy_collapse": (
-        Letters,
-        {"steps": 9, "temperature": 2.0, "temperature_end": 0.02, "temperature_schedule": "linear"}
-        | {"entropy_floor": 0.5},
+        Stuttering,
+        {"steps": 12, "max_tokens": 24, "learning_rate": 0.1, "entropy_floor": 0.9},
+    ),
+    "entropy_collapse by the exact entropy": (
+        Stuttering,
+        {"steps": 12, "max_tokens": 24, "learning_rate": 0.1, "entropy_floor": 0.9}
+        | {"temperature_end": 0.7, "temperature_schedule": "linear", "measure_entropy": True},
     ),
     "kl_runaway": (Letters, {"steps": 3, "kl_penalty_coef": 0.01, "learning_rate": 0.3}),
     "kl_runaway without a penalty": (
@@ -127,6 +132,18 @@ def test_each_problem_is_reported_at_the_step_where_it_begins(
     assert found
     assert 1 <= found[0]["step"] <= more["steps"]
     assert f"  {name}: " in capsys.readouterr().out
+
+
+def test_a_schedule_to_a_low_temperature_does_not_report_entropy_collapse(
+    client: mint.ServiceClient, settings: Settings, tmp_path: Path
+) -> None:
+    cooling = {"temperature_end": 0.02, "temperature_schedule": "linear", "measure_entropy": True}
+    cfg = settings(steps=9, learning_rate=0.0, entropy_floor=0.5, **cooling)
+    run_grpo(Letters(), cfg, service=client)
+    sampled = [row["policy/entropy"] for row in read_rows(tmp_path / "run" / METRICS)]
+    assert fmean(sampled[-5:]) < 0.5 * fmean(sampled[:3])
+    findings = [row.get("name") for row in read_rows(tmp_path / "run" / EVENTS)]
+    assert "entropy_collapse" not in findings
 
 
 def test_a_finding_in_stop_on_ends_the_run_and_keeps_the_last_good_checkpoint(

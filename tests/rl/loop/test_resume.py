@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ import mint
 from mint.rl import CheckpointGone, ConfigError, Interrupted, RLConfig, run_grpo
 from mint.rl.recording.directory import open_directory
 from mint.watch.directory.reader import open_run
-from mint.watch.directory.recorder import METRICS, RunDirectory, read_rows
+from mint.watch.directory.recorder import METRICS, STATE, RunDirectory, read_rows
 from tests.rl.conftest import Letters
 from tests.rl.stepping import stepping
 from tests.service_fixture import LiveService
@@ -154,11 +156,43 @@ def test_without_a_run_dir_the_same_script_finds_its_unfinished_run(
             return directory.path
 
     first = opened()
+    second, third = Path(f"{first}-2"), Path(f"{first}-3")
     assert opened() == first
     with RunDirectory(first):
-        assert opened() != first  # another process is writing to it
-    assert opened(finished=True) == first
-    assert opened() == Path(f"{first}-2")
+        assert opened() == second  # another process is writing to the first
+    os.utime(first / STATE, (2e9, 2e9))
+    assert opened(finished=True) == first  # it was saved last
+    assert opened() == second
+    with RunDirectory(second):
+        assert opened() == third
+    shutil.rmtree(first)
+    os.utime(third / STATE, (2e9, 2e9))
+    assert opened(finished=True) == third
+    assert opened(finished=True) == second
+    assert opened() == first
+
+
+def test_of_two_interrupted_runs_the_same_command_resumes_the_one_that_was_saved_last(
+    client: mint.ServiceClient, settings: Settings, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = settings(run_dir=None, steps=4, checkpoint_every=1)
+
+    def resumed(task: Letters) -> list[str]:
+        with contextlib.suppress(Interrupted):
+            run_grpo(task, cfg, service=client)
+        return [line for line in capsys.readouterr().out.splitlines() if "after step" in line]
+
+    task = Stopped(9, "never")
+    with open_directory(cfg, task) as beside:  # another process is writing to it
+        resumed(Stopped(3, "ctrl-c"))
+    (second,) = set(beside.path.parent.iterdir()) - {beside.path}
+    with RunDirectory(second):
+        assert resumed(Stopped(2, "ctrl-c")) == [
+            "Interrupted. The same command resumes after step 1."
+        ]
+    assert resumed(task) == ["Resuming after step 1."]
+    assert resumed(task) == ["Resuming after step 2."]
 
 
 def test_tasks_with_other_names_are_other_runs(

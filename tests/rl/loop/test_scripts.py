@@ -34,6 +34,34 @@ class Task(Letters):
 
 run_grpo(Task(), RLConfig.from_env())
 """
+PREEMPTED = f"""
+import os, signal
+from pathlib import Path
+from mint.embedded import embedded_service
+from mint.rl import RLConfig, run_grpo
+from tests.rl.conftest import Letters
+
+def children(pid):
+    files = Path(f"/proc/{{pid}}/task").glob("*/children")
+    found = [child for file in files for child in file.read_text().split()]
+    return [int(each) for each in found] + [pid for each in found for pid in children(each)]
+
+class Task(Letters):
+    step = 0
+
+    def compute_reward(self, response, sample):
+        if self.step == 2:
+            self.step = 0
+            assert len(children(os.getpid())) >= 2  # the service and its worker
+            for pid in (*children(os.getpid()), os.getpid()):
+                os.kill(pid, signal.SIGTERM)
+        return super().compute_reward(response, sample)
+
+    def evaluate(self, step, rewards, num_datums):
+        self.step = step
+
+run_grpo(Task(), RLConfig(base_model="{MODEL}", steps=4, batch_size=2, max_tokens=4))
+"""
 OUTSIDE = f"""
 from mint.rl import RLConfig, run_grpo
 from tests.rl.conftest import Letters
@@ -131,3 +159,24 @@ def test_ctrl_c_from_outside_ends_a_script_wherever_it_is(service: str, tmp_path
     steps = [row["step"] for row in read_rows(directory / METRICS)]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= 3
+
+
+def test_sigterm_to_every_process_of_a_job_saves_completed_work(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "task.py"
+    script.write_text(PREEMPTED)
+    settings = {"MINT_HOME": str(tmp_path / "home"), "MINT_MODELS": f"{MODEL}={tiny_model}"}
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, **settings, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.stdout.splitlines()[-1] == "Interrupted. The same command resumes after step 2.", (
+        ended.stderr
+    )
+    assert ended.returncode == 143
+    assert "Traceback" not in ended.stderr

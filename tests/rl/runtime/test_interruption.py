@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 import threading
@@ -118,6 +119,7 @@ def test_ctrl_c_at_any_moment_ends_cleanly_and_the_same_call_resumes(
         run_grpo(finger, cfg, service=client)
     assert (finger.times, ended.value.code) == (0, 130)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("Interrupted. The ")
     assert (out.count("Interrupted. "), err) == (1, "")
@@ -202,6 +204,24 @@ def test_a_task_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch
         return "done" if not task.done() else "ended"
 
     assert interruption.Interruption().run(work) == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_forked_worker_ends_at_a_signal_and_its_run_continues(number: signal.Signals) -> None:
+    async def work() -> int:
+        child = os.fork()
+        if not child:
+            try:
+                signal.raise_signal(number)
+            except KeyboardInterrupt:
+                os._exit(128 + number)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        await asyncio.sleep(0)
+        return abs(os.waitstatus_to_exitcode(status)) % 128
+
+    found = interruption.Interruption()
+    assert (found.run(work), found.presses) == (number, 0)
 
 
 def test_code_that_holds_up_the_event_loop_is_interrupted_where_it_is() -> None:

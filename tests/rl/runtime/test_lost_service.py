@@ -7,6 +7,8 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,29 @@ def test_a_missing_service_is_reported_before_the_first_request(
     assert "is not responding" in capsys.readouterr().out
     with pytest.raises(NoAnswer):
         Evaluator(Letters(), cfg, nowhere).of(None)
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """A proxy whose service is gone."""
+
+    def do_GET(self) -> None:
+        self.send_response(HTTPStatus.BAD_GATEWAY)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+def test_a_service_that_is_gone_behind_a_proxy_is_reported(settings: Settings) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as gateway:
+        threading.Thread(target=gateway.serve_forever).start()
+        url = f"http://127.0.0.1:{gateway.server_port}"
+        behind = mint.ServiceClient(base_url=url, api_key="tml-rl")
+        try:
+            with pytest.raises(ServiceLost, match=rf"{url} has not responded for 0\.2 s"):
+                run_grpo(Letters(), settings(service_timeout=0.2), service=behind)
+        finally:
+            gateway.shutdown()

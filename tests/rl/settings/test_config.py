@@ -240,6 +240,11 @@ def test_suspicious_settings_are_reported() -> None:
         ({"measure_entropy": True, "entropy_coef": 0.1}, "measure_entropy", "entropy_coef"),
         ({"lr_end": 1e-6}, "lr_end", "lr_schedule=linear"),
         ({"overlong_limit": 0.5}, "overlong_limit", "overlong_buffer"),
+        (
+            {"temperature_schedule": "linear", "temperature_end": 0.5, "entropy_floor": 0.2},
+            "entropy_floor",
+            "measure_entropy=true",
+        ),
     ],
 )
 def test_a_setting_without_effect_is_reported_with_what_it_needs(
@@ -248,3 +253,20 @@ def test_a_setting_without_effect_is_reported_with_what_it_needs(
     (note,) = RLConfig(**settings).notes()
     assert note.startswith(f"{idle} has no effect")
     assert remedy in note
+
+
+@pytest.mark.parametrize(
+    ("settings", "converses", "idle"),
+    [
+        ({"discount": 0.9}, False, ["discount"]),
+        ({"max_turns": 3, "context_length": 99}, False, ["max_turns", "context_length"]),
+        ({"rollout_timeout": 9.0, "reward_workers": 4}, False, ["rollout_timeout"]),
+        ({"rollout_timeout": 9.0, "reward_workers": 4}, True, ["reward_workers"]),
+        ({"discount": 0.9, "reward_workers": 4}, None, []),
+    ],
+)
+def test_settings_without_effect_on_this_kind_of_task_are_reported(
+    settings: dict[str, Any], converses: bool | None, idle: list[str]
+) -> None:
+    notes = RLConfig(**settings).notes(converses)
+    assert [note.partition(" has no effect: ")[0] for note in notes] == idle

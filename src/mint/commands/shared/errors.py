@@ -14,8 +14,8 @@ def exit_code(work: Callable[[], int]) -> int:
     """Run a command and return its exit code. A user's mistake gives one message."""
     try:
         return work()
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        return int(getattr(error, "code", INTERRUPTED))  # of a run: also 143, after SIGTERM
     except Exception as error:
         return report_error(error)
 

@@ -81,7 +81,7 @@ def run_loop(
     final = _run_outside(interruption, work) if in_event_loop() else interruption.run(work)
     if interruption.presses:
         print(f"Interrupted. The run is already finished: {final}", flush=True)
-        raise Interrupted
+        raise Interrupted(interruption.code)
     return final
 
 

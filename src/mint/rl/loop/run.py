@@ -110,7 +110,7 @@ class Run:
         self.queue = GroupQueue(collector, self.data, cfg)
         self.reference = await reference(self.service, cfg)
         print(f"Model: {cfg.base_model}, run directory: {folder}", flush=True)
-        for note in cfg.notes():
+        for note in cfg.notes(converses=not hasattr(self.adapter, "make_prompt")):
             print(f"  {note}", flush=True)
         order = self.data.decide_order()
         print(order, flush=True)
@@ -312,7 +312,7 @@ class Run:
     def _ending(self, error: BaseException | None) -> BaseException | None:
         """Return what ends the run, for the error that has ended its loop."""
         if isinstance(error, INTERRUPTED) and self.interruption.presses:
-            return Interrupted()
+            return Interrupted(self.interruption.code)
         ending: BaseException
         if isinstance(error, TooManyFailures):
             self.directory.event("stopped", name="reward_errors", text=str(error))

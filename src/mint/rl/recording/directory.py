@@ -11,7 +11,7 @@ from typing import Any
 from mint.config_error import ConfigError
 from mint.embedded import embedded_home
 from mint.rl.settings.config import RLConfig, short_hash
-from mint.watch.directory.recorder import RunDirectory, RunDirectoryBusy
+from mint.watch.directory.recorder import STATE, RunDirectory, RunDirectoryBusy
 
 RUNS = Path("runs")
 SERVICE = "service.json"
@@ -79,8 +79,11 @@ def _check_same_run(directory: RunDirectory, cfg: RLConfig, name: str | None) ->
 
 
 def find_directory(name: str) -> Path:
-    """Return the first of ``runs/NAME``, ``runs/NAME-2``, … without a finished or active run."""
-    return next(path for path in numbered(name) if _is_free(path))
+    """Return the interrupted run that was saved last of ``runs/NAME``, ``runs/NAME-2``, …, or a new
+    folder, if all runs of this name are finished or active."""
+    known = [path for path in (RUNS / name, *sorted(RUNS.glob(f"{name}-*"))) if path.is_dir()]
+    free = [path for path in known if _is_free(path)]
+    return max(free, key=_saved_at) if free else next(p for p in numbered(name) if p not in known)
 
 
 def numbered(name: str) -> Iterator[Path]:
@@ -96,6 +99,11 @@ def _is_free(path: Path) -> bool:
     except RunDirectoryBusy:
         print(f"Another process is writing to {path}: this is a separate run.", flush=True)
         return False
+
+
+def _saved_at(path: Path) -> float:
+    state = path / STATE
+    return state.stat().st_mtime if state.exists() else 0.0
 
 
 def write_service(folder: Path, url: str) -> None:

@@ -79,8 +79,10 @@ class ServiceMonitor:
         """Poll; report the first failure, and raise when ``patience`` is exhausted."""
         now = time.monotonic()
         try:
-            await http.get(self.url + _HEALTH, timeout=min(2 * _EVERY, self.patience))
-        except httpx.TransportError as error:
+            answer = await http.get(self.url + _HEALTH, timeout=min(2 * _EVERY, self.patience))
+            if answer.is_server_error:  # a proxy in front of a service that is gone
+                answer.raise_for_status()
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
             if "CERTIFICATE" in str(error):
                 raise NoAnswer(f"{self.url} is not trusted: {error}. {TRUST_IT}") from None
             if self._silent_since is None:

@@ -10,10 +10,10 @@ from mint.rl.runtime.connection import Ended, NoAnswer
 
 
 class Interrupted(SystemExit, KeyboardInterrupt):
-    """Ctrl-C, after completed work was saved. A script ends with 130, as shells expect."""
+    """Ctrl-C or SIGTERM, after completed work was saved. A script ends with 130 or 143."""
 
-    def __init__(self) -> None:
-        super().__init__(130)
+    def __init__(self, code: int = 130) -> None:
+        super().__init__(code)
 
 
 class RunStopped(SystemExit, RuntimeError):

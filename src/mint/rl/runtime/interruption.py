@@ -1,4 +1,4 @@
-"""Handle Ctrl-C: end a run at a point where its state is consistent.
+"""Handle Ctrl-C and SIGTERM: end a run at a point where its state is consistent.
 
 ``asyncio.Runner`` cancels its task at the first Ctrl-C, wherever it is, and raises at the second.
 This module adds what it cannot do: finish a step that is being trained on, not interrupt the saving
@@ -9,6 +9,7 @@ although a task or a thread does not end.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -19,10 +20,15 @@ from typing import Any, Literal, TypeVar
 Result = TypeVar("Result")
 _CLOSE_SECONDS = 5.0  # how long cancelled work may take to clean up
 _HELD_UP_SECONDS = 0.3  # a loop that has not handled a press for this long is blocked
+_HANDLERS: dict[int, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+"""Signals that end a run, and Python's own handlers of them."""
 
 
 class Interruption:
-    """Handles Ctrl-C from the beginning of a run to its end.
+    """Handles Ctrl-C from the beginning of a run to its end, and SIGTERM like it.
 
     ``answer`` is what a press does to the run: ``cancel`` it; ``finish`` the step first, and cancel
     at the second press; or ``ignore`` it while the run is being closed, which is quick. If an
@@ -33,11 +39,13 @@ class Interruption:
 
     def __init__(self) -> None:
         self.presses = 0
+        self.code = 128 + signal.SIGINT  # the exit code, as shells expect
         self.answer: Literal["cancel", "finish", "ignore"] = "cancel"
         self._seen = 0
         self._unseen_since: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._process = os.getpid()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Return the result of some work in an event loop of its own."""
@@ -84,7 +92,11 @@ class Interruption:
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Runs between any two instructions of the main thread: no printing, no waiting."""
-        since = self._unseen_since
+        if os.getpid() != self._process:  # a fork, such as a worker of multiprocessing
+            signal.signal(number, _HANDLERS[number])
+            signal.raise_signal(number)
+            return
+        since, self.code = self._unseen_since, 128 + number
         self.press()
         held_up = since is not None and time.monotonic() - since > _HELD_UP_SECONDS
         if held_up and self.answer != "ignore":
@@ -92,16 +104,16 @@ class Interruption:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Install a handler of Ctrl-C, in the main thread and unless another one is installed."""
+        """Install handlers, in the main thread and unless others are installed."""
         main = threading.current_thread() is threading.main_thread()
-        free = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if free:
-            signal.signal(signal.SIGINT, self._on_signal)
+        free = [n for n, own in _HANDLERS.items() if main and signal.getsignal(n) == own]
+        for number in free:
+            signal.signal(number, self._on_signal)
         try:
             yield
         finally:
-            if free:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number in free:
+                signal.signal(number, _HANDLERS[number])
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -18,7 +18,7 @@ from mint.rl.rollouts.policy import Policy, make_segment, seed_for
 from mint.rl.rollouts.rollout import Group, Rollout
 from mint.rl.rollouts.scoring import FailureCounter, apply_score, score_responses
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.schedules import reward_weights_at
+from mint.rl.settings.schedules import reward_weights_at, step_of_draw
 
 
 class Collector:
@@ -102,15 +102,18 @@ class Collector:
         ]
         texts = [rollout.text for rollout in rollouts]
         values = await score_responses(self.adapter, texts, item.sample, self.workers)
-        weights = reward_weights_at(self.cfg, step)
+        weights = self._weights(policy, step)
         for rollout, value in zip(rollouts, values, strict=True):
             apply_score(rollout, value, weights)
         return rollouts
 
+    def _weights(self, policy: Policy, draw: int) -> Mapping[str, float] | None:
+        return reward_weights_at(self.cfg, step_of_draw(self.cfg, draw, policy.version))
+
     async def _conversations(
         self, policy: Policy, item: Item, step: int, size: int, place: str
     ) -> list[Rollout]:
-        weights = reward_weights_at(self.cfg, step)
+        weights = self._weights(policy, step)
 
         async def one(index: int) -> Rollout:
             seed = seed_for(self.cfg.seed, "rollout", step, place, index)

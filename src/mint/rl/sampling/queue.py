@@ -17,7 +17,7 @@ from mint.rl.rollouts.rollout import Group
 from mint.rl.sampling.batch import Batch
 from mint.rl.sampling.collector import Collector, cancel_all
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.schedules import temperature_at
+from mint.rl.settings.schedules import step_of_draw, temperature_at
 
 
 @dataclass(eq=False)
@@ -151,7 +151,8 @@ class GroupQueue:
 
     def _policy(self, draw: int) -> Policy:
         assert self._newest is not None
-        own = replace(self._newest, temperature=temperature_at(self.cfg, draw))
+        step = step_of_draw(self.cfg, draw, self._newest.version)
+        own = replace(self._newest, temperature=temperature_at(self.cfg, step))
         follows = self.cfg.max_staleness > 1
         return replace(own, newest=lambda: self._newest or own) if follows else own
 

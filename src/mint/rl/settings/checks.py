@@ -12,6 +12,8 @@ _OF_THE_BATCH = ("batch", "global")  # advantages that compare all answers of a 
 _OF_LORA = ("rank", "train_mlp", "train_attn", "train_unembed")
 _OF_EVALUATION = ("eval_samples", "eval_temperature", "holdout_size")
 _NO_KL = "no KL is measured: set kl_penalty_coef=0.05, or kl_samples=16."
+_OF_CONVERSATIONS = ("discount", "max_turns", "rollout_timeout", "context_length")
+_NO_ENTROPY = "with a temperature_schedule it needs measure_entropy=true, without match_sampling."
 _NO_MISMATCH = "it is only checked at temperature=1.0 or with match_sampling=true."
 
 
@@ -78,11 +80,12 @@ def conflicts(cfg: RLConfig) -> Iterator[str]:
         )
 
 
-def suspicious(cfg: RLConfig) -> list[str]:
-    """Return warnings about suspicious settings."""
+def suspicious(cfg: RLConfig, converses: bool | None = None) -> list[str]:
+    """Return warnings about suspicious settings. ``converses`` says whether the task is an
+    environment, if it is known."""
     found = [
         f"{name} has no effect: {why}"
-        for name, (has_effect, why) in _effects(cfg).items()
+        for name, (has_effect, why) in _effects(cfg, converses).items()
         if not has_effect and getattr(cfg, name) != type(cfg).model_fields[name].default
     ]
     corrected = cfg.truncated_importance is not None or cfg.matches_sampling
@@ -100,6 +103,7 @@ def suspicious(cfg: RLConfig) -> list[str]:
         )
     needs = {
         "kl_runaway": (cfg.measures_kl, _NO_KL),
+        "entropy_collapse": (cfg.entropy_to_compare is not None, _NO_ENTROPY),
         "reward_hacking": (cfg.eval_every > 0, "nothing is evaluated: set eval_every=10."),
         "mismatch": (cfg.temperature == 1.0 or cfg.matches_sampling, _NO_MISMATCH),
     }
@@ -118,7 +122,7 @@ def suspicious(cfg: RLConfig) -> list[str]:
     return found
 
 
-def _effects(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
+def _effects(cfg: RLConfig, converses: bool | None) -> dict[str, tuple[bool, str]]:
     """Settings that need others: whether they have an effect, and if not, why."""
     clips = f"{cfg.loss_fn} does not clip: set loss_fn=ppo."
     in_loss = (cfg.kl_loss_coef > 0, "set kl_loss_coef=0.01.")
@@ -137,6 +141,8 @@ def _effects(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
         "importance_rule": corrected,
         "importance_low": corrected if cfg.truncated_importance is None else masks,
         **dict.fromkeys(_OF_LORA, (cfg.start_from is None, "start_from has its own.")),
+        **dict.fromkeys(_OF_CONVERSATIONS, (converses is not False, "prompts have one reply.")),
+        "reward_workers": (not converses, "an environment computes its rewards itself."),
         **dict.fromkeys(_OF_EVALUATION, (cfg.eval_every > 0, "set eval_every=10.")),
         "stream_mini_batches": (cfg.mini_batches > 1, "set mini_batches=2."),
         "staleness_rule": (cfg.max_staleness > 1, "no answer can be too old: set max_staleness=2."),
@@ -147,6 +153,7 @@ def _effects(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
             if cfg.top_k
             else "at temperature=1.0 the logprobs are the same.",
         ),
+        "entropy_floor": (cfg.entropy_to_compare is not None, _NO_ENTROPY),
         "mismatch_limit": (cfg.temperature == 1.0 or cfg.matches_sampling, _NO_MISMATCH),
         "temperature_end": (
             cfg.temperature_schedule != "constant",

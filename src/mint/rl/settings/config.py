@@ -99,9 +99,9 @@ class RLConfig(  # pydantic lists the fields of the last class first
         for conflict in conflicts(self):
             raise ConfigError(conflict)
 
-    def notes(self) -> list[str]:
-        """Warn about suspicious settings."""
-        return suspicious(self)
+    def notes(self, converses: bool | None = None) -> list[str]:
+        """Warn about suspicious settings, for prompts or for an environment, which converses."""
+        return suspicious(self, converses)
 
     @property
     def clips(self) -> bool:
@@ -117,6 +117,14 @@ class RLConfig(  # pydantic lists the fields of the last class first
     def measures_entropy(self) -> bool:
         """Whether the trainer returns the entropy of every position."""
         return self.measure_entropy or self.entropy_coef > 0
+
+    @property
+    def entropy_to_compare(self) -> str | None:
+        """The metric of entropy that a temperature schedule does not change, if there is one."""
+        if self.temperature_schedule == "constant":
+            return "policy/entropy"
+        at_one = self.measures_entropy and not self.matches_sampling
+        return "train/entropy" if at_one else None
 
     @property
     def samples_plainly(self) -> bool:

@@ -22,6 +22,14 @@ def between(start: float, end: float, step: int, steps: int, shape: str) -> floa
     return (1 - share) * start + share * end
 
 
+def step_of_draw(cfg: RLConfig, draw: int, version: int) -> int:
+    """Return the step whose temperature and weights a draw has that starts with these weights.
+
+    Refills and dropped groups use up draws, so that these may run ahead of the steps.
+    """
+    return min(draw, version + 1 + cfg.max_staleness)
+
+
 def temperature_at(cfg: RLConfig, step: int) -> float:
     """Return the temperature of a step: high to explore early, low to settle later."""
     end = cfg.temperature if cfg.temperature_end is None else cfg.temperature_end
