@@ -11,15 +11,8 @@ from typing import Any, Self
 
 from mint.config_error import ConfigError as ConfigError
 from mint.config_error import closest
+from mint.rl.settings import fields
 from mint.rl.settings.checks import conflicts, suspicious
-from mint.rl.settings.fields import (
-    AlgorithmSettings,
-    EvaluationSettings,
-    LoggingSettings,
-    ModelSettings,
-    SamplingSettings,
-    TrainingSettings,
-)
 from mint.settings import read_variables, reporting, variables
 
 PREFIX = "MINT_RL_"
@@ -39,12 +32,12 @@ _OF_THE_RUN |= {"log_rewards", "save_reward_analysis", "sinks"}
 
 
 class RLConfig(  # pydantic lists the fields of the last class first
-    LoggingSettings,
-    EvaluationSettings,
-    TrainingSettings,
-    SamplingSettings,
-    AlgorithmSettings,
-    ModelSettings,
+    fields.LoggingSettings,
+    fields.EvaluationSettings,
+    fields.TrainingSettings,
+    fields.SamplingSettings,
+    fields.AlgorithmSettings,
+    fields.ModelSettings,
 ):
     """The settings of a run. Wrong names and values fail where they are typed.
 
