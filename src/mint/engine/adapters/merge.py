@@ -5,8 +5,6 @@ and in float32. A merged layer of a tied output layer would change the embedding
 adapter trains the output layer of such a model, the two are made separate first.
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Sequence

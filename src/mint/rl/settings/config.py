@@ -1,7 +1,5 @@
 """The settings of a run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -68,7 +66,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
         return type(self)(**{**self.model_dump(), **(update or {})})
 
     @classmethod
-    def from_env(cls, environment: Mapping[str, str] | None = None) -> RLConfig:
+    def from_env(cls, environment: Mapping[str, str] | None = None) -> Self:
         """Return the defaults, with what the environment sets: ``MINT_RL_`` and a setting's name.
 
         >>> RLConfig.from_env({"MINT_RL_STEPS": "20", "MINT_LORA_RANK": "8"}).steps
