@@ -328,8 +328,7 @@ class ServiceClient(tinker.ServiceClient):
         Takes ``rank``, ``seed``, ``train_mlp``, ``train_attn``, ``train_unembed`` and
         ``user_metadata``, as ``tinker`` does.
         """
-        client = super().create_lora_training_client(base_model, *args, **kwargs)
-        return _as(TrainingClient, client)
+        return _as(TrainingClient, super().create_lora_training_client(base_model, *args, **kwargs))
 
     async def create_lora_training_client_async(
         self, base_model: str, *args: Any, **kwargs: Any
@@ -341,8 +340,7 @@ class ServiceClient(tinker.ServiceClient):
         self, path: str, *args: Any, **kwargs: Any
     ) -> TrainingClient:
         """Create a run that starts from a checkpoint's weights."""
-        client = super().create_training_client_from_state(path, *args, **kwargs)
-        return _as(TrainingClient, client)
+        return _as(TrainingClient, super().create_training_client_from_state(path, *args, **kwargs))
 
     async def create_training_client_from_state_async(
         self, path: str, *args: Any, **kwargs: Any

@@ -4,8 +4,6 @@ The script's machine needs neither the weights nor the hub: the service sends th
 and they are cached in a folder named after the hash of their content.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import inspect
@@ -14,17 +12,15 @@ import tarfile
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 import tinker
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
+from tinker.lib.internal_client_holder import InternalClientHolder
 
 from mint.catalog import default_cache
-
-if TYPE_CHECKING:
-    from tinker.lib.internal_client_holder import InternalClientHolder
 
 MAX_BYTES = 256 * 1024 * 1024
 

@@ -4,20 +4,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mint.rl.settings import fields
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.fields import (
-    AlgorithmSettings,
-    EvaluationSettings,
-    LoggingSettings,
-    ModelSettings,
-    SamplingSettings,
-    StrictSettings,
-    TrainingSettings,
-)
 from mint.settings import setting
 
 
-class TaskSettings(StrictSettings):
+class TaskSettings(fields.StrictSettings):
     """The class of a task and its arguments."""
 
     adapter: str | None = setting(None, "the task's class: file.py:Class or package.module:Class")
@@ -26,7 +18,7 @@ class TaskSettings(StrictSettings):
     )
 
 
-class JobTraining(TrainingSettings):
+class JobTraining(fields.TrainingSettings):
     """The settings of training, and a reward function that replaces the task's own."""
 
     reward_function: str | None = setting(
@@ -36,19 +28,19 @@ class JobTraining(TrainingSettings):
     )
 
 
-class JobLogging(LoggingSettings):
+class JobLogging(fields.LoggingSettings):
     """The settings of logging, and what is printed during a run."""
 
     samples: int = setting(0, "number of answers to print per step, with prompt and reward", ge=0)
 
 
 CONFIG_GROUPS: dict[str, type[BaseModel]] = {
-    "model": ModelSettings,
-    "algorithm": AlgorithmSettings,
+    "model": fields.ModelSettings,
+    "algorithm": fields.AlgorithmSettings,
     "task": TaskSettings,
-    "sampling": SamplingSettings,
+    "sampling": fields.SamplingSettings,
     "training": JobTraining,
-    "evaluation": EvaluationSettings,
+    "evaluation": fields.EvaluationSettings,
     "logging": JobLogging,
 }
 

@@ -3,8 +3,6 @@
 Mistakes that the source shows are reported before the task and its imports are loaded.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util
@@ -13,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mint.config_error import ConfigError, closest
 from mint.rewards.registry import load_file
@@ -34,7 +32,7 @@ class TaskReference:
     name: str
 
     @classmethod
-    def read(cls, text: str) -> TaskReference:
+    def read(cls, text: str) -> Self:
         place, _, name = text.rpartition(":")
         if not place or not name.isidentifier():
             raise ConfigError(f"task.adapter is {text!r}, which is not a class. {EXAMPLE}")

@@ -2,15 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 240, 52, 28, 14
-STYLE = (
-    "svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:var(--soft)}"
-    ".axis{stroke:var(--line)}.line{fill:none;stroke-width:1.8}.band{opacity:.2}"
-    ".bar{fill:var(--a)}.c0{stroke:var(--a);fill:var(--a)}.c1{stroke:var(--b);fill:var(--b)}"
-    ".c2{stroke:var(--c);fill:var(--c)}.c3{stroke:var(--d);fill:var(--d)}"
-    "path.line{fill:none}.band{stroke:none}"
-)
+STYLE = Path(__file__).with_name("charts.css").read_text()
 """Needs the colours --a to --d, --soft and --line."""
 Points = Sequence[tuple[float, float]]
 Band = Sequence[tuple[float, float, float]]

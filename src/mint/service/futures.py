@@ -1,7 +1,5 @@
 """Futures: results that clients poll for, and may retrieve again for a while."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -13,7 +11,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
 from mint.service.errors import Category, explain
@@ -52,15 +50,15 @@ class Response:
     mapped: mmap.mmap | None = None
 
     @classmethod
-    def json(cls, value: dict[str, Any]) -> Response:
+    def json(cls, value: dict[str, Any]) -> Self:
         return cls(json.dumps(value).encode())
 
     @classmethod
-    def protobuf(cls, body: bytes, digest: str | None = None) -> Response:
+    def protobuf(cls, body: bytes, digest: str | None = None) -> Self:
         return cls(body, PROTOBUF, digest=digest)
 
     @classmethod
-    def failure(cls, text: str, category: Category) -> Response:
+    def failure(cls, text: str, category: Category) -> Self:
         body = json.dumps({"error": text, "category": category}).encode()
         return cls(body, is_failure=True)
 

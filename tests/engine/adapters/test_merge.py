@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from mint.engine.adapters import merge as merging
 from mint.engine.adapters.lora import new_adapter
-from mint.engine.adapters.merge import Check, check_adapter, check_merged, convert_adapter, merge
-from mint.engine.adapters.peft_files import write_adapter
+from mint.engine.adapters.merge import Check, check_adapter, check_merged, merge
+from mint.engine.adapters.peft_files import convert_adapter, write_adapter
 from mint.engine.messages import LoraSpec, UserError
 from mint.engine.model.base_model import BaseModel
 from tests.engine.training.test_trainer import randomise
@@ -97,7 +97,7 @@ def test_an_adapter_in_16_bits_is_compared_with_the_original(tmp_path: Path) -> 
     base = build_model(tmp_path / "llama", "llama", spread=0.1)
     adapter = make_adapter(base, tmp_path / "adapter")
     (tmp_path / "copy").mkdir()
-    convert_adapter(adapter, tmp_path / "copy", "float16")
+    convert_adapter(adapter, tmp_path / "copy", torch.float16)
     assert 0 < check_adapter(base, adapter, tmp_path / "copy").largest < 0.1
 
 

@@ -181,7 +181,7 @@ def test_check_config_exits_with_2_on_a_mistake(home: Path) -> None:
     assert "no such folder" in check_config().stderr
 
 
-def test_secrets_are_not_in_the_repr() -> None:
+def test_keys_and_passwords_are_not_in_the_repr() -> None:
     settings = Settings(api_key="tml-secret", database_url="postgresql://u:s3cret@h/d")
     assert "secret" not in repr(settings)
     assert "s3cret" not in repr(settings)

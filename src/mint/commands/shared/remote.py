@@ -1,11 +1,9 @@
 """The service that commands talk to, over HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import httpx
 import typer
@@ -38,13 +36,13 @@ class Remote:
             raise Mistake(f"{self.url} is not a URL: {error}. Write http://HOST:PORT") from error
 
     @classmethod
-    def embedded(cls, home: Path | None = None) -> Remote:
+    def embedded(cls, home: Path | None = None) -> Self:
         """Start the service of a home folder for the duration of this command."""
         service = embedded_service(home)
         return cls(service.url, service.key)
 
     @classmethod
-    def running_or_embedded(cls, url: str | None) -> Remote:
+    def running_or_embedded(cls, url: str | None) -> Self:
         """Use the service that was named or that runs on this machine, or else start one."""
         remote = cls(url)
         return remote if named_url(url) or remote.answers() else cls.embedded()

@@ -1,7 +1,5 @@
 """``mint checkpoints``: list, download, upload and delete the checkpoints of a service."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

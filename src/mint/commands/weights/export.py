@@ -131,9 +131,10 @@ def _copy(adapter: Path, draft: Path, base: str | None, dtype: Dtype | None) -> 
         for name in ADAPTER_FILES:
             shutil.copyfile(adapter / name, draft / name)
     else:
-        from mint.engine.adapters.merge import convert_adapter
+        from mint.engine.adapters.merge import DTYPES
+        from mint.engine.adapters.peft_files import convert_adapter
 
-        convert_adapter(adapter, draft, dtype)
+        convert_adapter(adapter, draft, DTYPES[dtype])
     if base is not None:
         config = draft / ADAPTER_CONFIG
         config.write_text(json.dumps({**json.loads(config.read_text()), _BASE: base}, indent=2))

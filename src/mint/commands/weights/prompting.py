@@ -1,7 +1,5 @@
 """Read from a run directory how a run prompted its model, to prompt it the same way."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
@@ -9,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, Self
 
 from mint.watch.directory.files import CONFIG, read_yaml
 from mint.watch.directory.reader import RunReader
@@ -34,7 +32,7 @@ class TrainedPrompt:
     examples: str = ""  # their text, where prompts are plain text
 
     @classmethod
-    def read(cls, folder: Path) -> TrainedPrompt:
+    def read(cls, folder: Path) -> Self:
         """Read the settings and the prompts of the first rollouts of a run directory."""
         config, job = read_yaml(folder / CONFIG), read_yaml(folder / "job.yaml")
         arguments = (job.get("task") or {}).get("arguments") or {}

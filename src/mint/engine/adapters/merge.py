@@ -5,8 +5,6 @@ and in float32. A merged layer of a tied output layer would change the embedding
 adapter trains the output layer of such a model, the two are made separate first.
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from mint.engine.adapters.lora import Adapter, find_sites
-from mint.engine.adapters.peft_files import read_adapter, write_tensors_as
+from mint.engine.adapters.peft_files import read_adapter
 from mint.engine.messages import Datum, ForwardBackward, IntArray, UserError
 from mint.engine.model.base_model import (
     BaseModel,
@@ -118,11 +116,6 @@ def untie(base: Path, out: Path) -> bool:
     forget_quantization(model)
     model.save_pretrained(out)
     return was_tied
-
-
-def convert_adapter(adapter: Path, out: Path, dtype: str) -> None:
-    """Write the files of an adapter into an existing folder with tensors of another format."""
-    write_tensors_as(adapter, out, DTYPES[dtype])
 
 
 def check_merged(base: Path, adapter: Path, merged: Path) -> Check:

@@ -81,8 +81,8 @@ def _file_names(experts: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def write_tensors_as(source: Path, folder: Path, dtype: torch.dtype) -> None:
-    """Copy an adapter's two files into an existing folder, with tensors of another format."""
+def convert_adapter(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    """Write an adapter's two files into an existing folder, with tensors of another format."""
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(source / _TENSORS).items()}
     write_tensors(folder / _TENSORS, tensors, format="pt")
     (folder / _CONFIG).write_text((source / _CONFIG).read_text())

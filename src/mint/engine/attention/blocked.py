@@ -6,9 +6,8 @@ are added one after the other, and rows are filled up to a multiple of ``precisi
 then gets the same bits in a prefill of any chunks, in decoding, and in any batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ class _Group:
     distance: IntArray  # [rows, keys] in tokens; negative where a token does not see a key
 
     @classmethod
-    def of_answers(cls, members: list[tuple[int, Chunk]], common: tuple[int, ...]) -> _Group:
+    def of_answers(cls, members: list[tuple[int, Chunk]], common: tuple[int, ...]) -> Self:
         """Return the group of rows of single tokens whose sequences have blocks in common."""
         rows, chunks = [row for row, _ in members], [chunk for _, chunk in members]
         blocks, start = [*common], len(common) * BLOCK_SIZE

@@ -5,8 +5,6 @@ Tokens that have blocks in common go through them together; what each one sums, 
 does not depend on that.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate, chain, groupby
 
 import numpy as np

@@ -1,10 +1,8 @@
 """A base model: frozen transformers weights, loaded once, shared by training and sampling."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +46,7 @@ class BaseModel:
     @classmethod
     def load(
         cls, name: str, folder: str | Path, device: str | None = None, precision: str = "auto"
-    ) -> BaseModel:
+    ) -> Self:
         """Load a folder in transformers' format, on a GPU where there is one."""
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         chosen = choose(precision, place)
@@ -65,7 +63,7 @@ class BaseModel:
     @classmethod
     def _build(
         cls, name: str, folder: str | Path, device: torch.device, precision: Precision
-    ) -> BaseModel:
+    ) -> Self:
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 folder,

@@ -5,8 +5,6 @@ and windows, are computed here when a pass samples. Training and other architect
 of transformers, with the same products.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

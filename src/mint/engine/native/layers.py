@@ -1,7 +1,5 @@
 """Kernels for the parts of a decoder layer other than products, whole layers, and picking."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from ctypes import Structure, addressof, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass

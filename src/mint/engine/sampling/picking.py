@@ -4,11 +4,9 @@ Random numbers are counter-based (SplitMix64 of seed, sample and position), so t
 not depend on what else is in its batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -66,7 +64,7 @@ class Picks:
     top: int  # how many of the likeliest tokens are reported, at most over the rows
 
     @classmethod
-    def of(cls, rows: Sequence[RowSettings], vocabulary: int, device: torch.device) -> Picks:
+    def of(cls, rows: Sequence[RowSettings], vocabulary: int, device: torch.device) -> Self:
         """Collect the settings of rows."""
         requests, seeds, samples = zip(*rows, strict=True)
         top_k = [min(max(r.top_k, 0), vocabulary) % vocabulary for r in requests]
@@ -90,7 +88,7 @@ class Picks:
         )
 
     @classmethod
-    def plain(cls, temperatures: Tensor, seeds: Tensor, samples: Tensor) -> Picks:
+    def plain(cls, temperatures: Tensor, seeds: Tensor, samples: Tensor) -> Self:
         """Pick by temperature alone, from tensors that are on the device already."""
         none = temperatures.new_zeros(0)
         return cls(temperatures, seeds, samples, none, none, none, none, False, False, True, 0)

@@ -1,9 +1,7 @@
 """Detect the end of a continuation: a token, or a string in its text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from mint.engine.messages import ModelInfo, SampleRequest
 
@@ -19,7 +17,7 @@ class StopRule:
     tokenizer: Any
 
     @classmethod
-    def of(cls, request: SampleRequest, info: ModelInfo, tokenizer: Any) -> StopRule:
+    def of(cls, request: SampleRequest, info: ModelInfo, tokenizer: Any) -> Self:
         """Add the model's end tokens to a request's stops, unless nothing is to stop it."""
         stops = request.stop or []
         ids = {stop for stop in stops if isinstance(stop, int)}

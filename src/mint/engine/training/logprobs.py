@@ -13,11 +13,9 @@ computes the logits again. Targets are left out of the sum and added by themselv
 1 - p_t must not be the difference of two rounded numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -52,7 +50,7 @@ class Targets:
     def of(
         cls, nodes: IntArray, tokens: IntArray, device: torch.device, trained: int | None = None,
         kept: IntArray | None = None,
-    ) -> Targets:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Lay out targets whose nodes are given one by one."""
         is_first = np.diff(nodes, prepend=-1) != 0
         starts, rows = np.flatnonzero(is_first), np.cumsum(is_first) - 1
@@ -230,7 +228,7 @@ class _Kept:
     logits: Tensor  # [e, K], -inf for none
 
     @classmethod
-    def of(cls, logits: Tensor, rows: Tensor, kept: Tensor) -> _Kept:
+    def of(cls, logits: Tensor, rows: Tensor, kept: Tensor) -> Self:
         entries = (kept >= 0).any(-1).nonzero().squeeze(-1)
         ids, rows = kept[entries], rows[entries]
         found = logits[rows[:, None], ids.clamp(min=0)].masked_fill(ids < 0, float("-inf"))

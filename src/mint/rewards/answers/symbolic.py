@@ -1,7 +1,5 @@
 """Compare formulas with math-verify, in worker processes that can be killed."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -6,13 +6,7 @@ from mint.rewards.answers.checks import PARTIAL_RANGE, check_answer, is_correct
 from mint.rewards.answers.extraction import final_answer
 from mint.rewards.answers.gold import Gold, read_gold
 from mint.rewards.answers.number import distance
-from mint.rewards.shaping.aspects import (
-    evaluate_clarity,
-    evaluate_conciseness,
-    evaluate_relevance,
-    has_hallucination,
-    has_reasoning_steps,
-)
+from mint.rewards.shaping import aspects
 from mint.rewards.shaping.formats import match_format_exactly
 
 
@@ -95,9 +89,9 @@ def composite_reward(response: str | None, prompt: str, ground_truth: Gold) -> f
     """
     return (
         0.4 * check_answer(response, ground_truth)
-        + 0.3 * evaluate_relevance(response, prompt)
-        + 0.2 * evaluate_clarity(response)
-        + 0.1 * evaluate_conciseness(response)
+        + 0.3 * aspects.evaluate_relevance(response, prompt)
+        + 0.2 * aspects.evaluate_clarity(response)
+        + 0.1 * aspects.evaluate_conciseness(response)
     )
 
 
@@ -110,8 +104,8 @@ def shaped_reward(response: str | None, ground_truth: Gold, prompt: str = "") ->
     1.089
     """
     length_penalty = -0.1 * len((response or "").split()) / 100
-    reasoning_bonus = 0.1 if has_reasoning_steps(response) else 0.0
-    hallucination_penalty = -0.2 if has_hallucination(response, prompt) else 0.0
+    reasoning_bonus = 0.1 if aspects.has_reasoning_steps(response) else 0.0
+    hallucination_penalty = -0.2 if aspects.has_hallucination(response, prompt) else 0.0
     shaping = length_penalty + reasoning_bonus + hallucination_penalty
     return check_answer(response, ground_truth) + max(-0.3, min(0.3, shaping))
 

@@ -1,14 +1,12 @@
 """Find the columns of a data file, and turn its rows into problems, each checked."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Self
 
 from mint.config_error import ConfigError, closest
 from mint.rewards import Sample
@@ -56,7 +54,7 @@ class PromptTemplate:
     columns: tuple[str, ...]
 
     @classmethod
-    def read(cls, text: str, columns: Collection[str]) -> PromptTemplate:
+    def read(cls, text: str, columns: Collection[str]) -> Self:
         """Read a template, or raise :class:`ConfigError` for a column that the data does not have.
 
         >>> PromptTemplate.read("Q: {qestion}", ["question"])

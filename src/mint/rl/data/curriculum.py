@@ -1,12 +1,10 @@
 """The curriculum: prefer prompts that are solved sometimes, neither always nor never."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from mint.rl.rollouts.rollout import Group
 
@@ -61,9 +59,9 @@ class Curriculum:
             print(f"  curriculum: {shown}", flush=True)
         return {f"curriculum/{pool}": float(count) for pool, count in now.items()}
 
-    def as_of(self, step: int) -> Curriculum:
+    def as_of(self, step: int) -> Self:
         """Return a copy, as it was after a step: the last one, or the one before it."""
-        past = Curriculum()
+        past = type(self)()
         known = self.known if step >= self.step else {**self.known, **self._before}
         past.known = {name: replace(progress) for name, progress in known.items()}
         past.step = step

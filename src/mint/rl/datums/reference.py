@@ -13,7 +13,7 @@ from mint import types
 from mint.rl.algorithms.advantage import has_signal
 from mint.rl.algorithms.importance import Array
 from mint.rl.algorithms.kl import k1, kl_figures
-from mint.rl.datums.datum import has_weight, replaced, trained_pairs, values
+from mint.rl.datums.datum import has_weight, replaced, values
 from mint.rl.rollouts.rollout import Group, MissingLogprobs, Rollout, Segment
 
 Clients = Mapping[int, mint.SamplingClient]  # the weights of each version that sampled
@@ -80,11 +80,6 @@ def _segment(datum: types.Datum) -> Segment:
     targets = datum.loss_fn_inputs["target_tokens"].data
     tokens = [*datum.model_input.to_ints(), *(int(token) for token in targets[-1:])]
     return Segment(tokens, [0.0] * len(tokens), [False, *has_weight(datum).tolist()])
-
-
-def kl_metrics(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
-    """Return the KL of the policy to the reference whose logprobs the datums have."""
-    return kl_figures(trained_pairs(datums, trainer_D_T, "reference_logprobs"))
 
 
 async def score_by_version(clients: Clients, segment: Segment) -> Array:

@@ -1,7 +1,5 @@
 """Find where a run broke: search between a good checkpoint and a bad one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

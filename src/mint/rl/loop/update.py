@@ -13,9 +13,10 @@ import mint
 from mint import types
 from mint.extensions import error_code
 from mint.rl.algorithms.importance import Array, Correction
-from mint.rl.datums.datum import has_weight, scaled, split, trained_tokens
+from mint.rl.algorithms.kl import kl_figures
+from mint.rl.datums.datum import has_weight, scaled, split, trained_pairs, trained_tokens
 from mint.rl.datums.ratios import clipped_share, corrected, masked_share, mismatch
-from mint.rl.datums.reference import Reference, kl_metrics
+from mint.rl.datums.reference import Reference
 from mint.rl.rollouts.policy import Policy
 from mint.rl.sampling.batch import Update
 from mint.rl.settings.config import RLConfig
@@ -135,7 +136,7 @@ async def _update(
     if cfg.clips:
         found |= clipped_share(cfg, list(zip(passes, map(read_logprobs, losses), strict=True)))
     if cfg.kl_loss_coef > 0:
-        found |= kl_metrics(batch, first_D_T)
+        found |= kl_figures(trained_pairs(batch, first_D_T, "reference_logprobs"))
     if cfg.truncated_importance is None:
         found |= mismatch(parts[0], read_logprobs(losses[0]))
     if len(losses) > 1:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from mint.rewards.charts import STYLE, bar_chart, line_chart
@@ -9,18 +10,7 @@ from mint.rewards.charts import STYLE, bar_chart, line_chart
 Data = Mapping[str, Any]
 _SHOWN_STEPS = 40
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_PAGE_STYLE = (
-    ":root{color-scheme:light dark;--a:#1b6ca8;--b:#b4530a;--c:#2e7d4f;--d:#7a4fa3;--soft:#555;"
-    "--line:#bbb;--back:#fff;--text:#1c1c1c;--box:#f4f5f7}"
-    "@media(prefers-color-scheme:dark){:root{--a:#6cb6f0;--b:#f0a35e;--c:#7ccf9a;--d:#c3a0e8;"
-    "--soft:#b5b5b5;--line:#555;--back:#16181c;--text:#ececec;--box:#22252b}}"
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem;"
-    "background:var(--back);color:var(--text)}table{border-collapse:collapse;width:100%}"
-    "th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line)}"
-    "td.n,th.n{text-align:right}pre{background:var(--box);padding:.6rem;overflow:auto;"
-    "white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate}"
-    ".verdict{background:var(--box);border-left:4px solid var(--a);padding:.6rem 1rem}"
-)
+_PAGE_STYLE = Path(__file__).with_name("report.css").read_text()
 
 
 def as_markdown(data: Data) -> str:

@@ -1,7 +1,5 @@
 """Failures in a task's own code: its rewards, tools and rollouts, each with file and line."""
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -10,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
+from typing import Self
 
 _LIBRARIES = (
     str(Path(__file__).parents[2]),
@@ -27,7 +26,7 @@ class CodeFailure:
     traceback: str
 
     @classmethod
-    def of(cls, error: BaseException) -> CodeFailure:
+    def of(cls, error: BaseException) -> Self:
         """Describe an exception. The place is the last line of the task's own code."""
         said = f"{type(error).__name__}: {error}"
         whole = traceback.TracebackException.from_exception(error)

@@ -6,8 +6,6 @@ at the end of a run, react to the Ctrl-C of a notebook, which arrives in another
 although a task or a thread does not end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

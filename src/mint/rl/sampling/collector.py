@@ -1,7 +1,5 @@
 """Sample the answers to a prompt, and score them as soon as they arrive."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The settings of a run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -11,15 +9,8 @@ from typing import Any, Self
 
 from mint.config_error import ConfigError as ConfigError
 from mint.config_error import closest
+from mint.rl.settings import fields
 from mint.rl.settings.checks import conflicts, suspicious
-from mint.rl.settings.fields import (
-    AlgorithmSettings,
-    EvaluationSettings,
-    LoggingSettings,
-    ModelSettings,
-    SamplingSettings,
-    TrainingSettings,
-)
 from mint.settings import read_variables, reporting, variables
 
 PREFIX = "MINT_RL_"
@@ -39,12 +30,12 @@ _OF_THE_RUN |= {"log_rewards", "save_reward_analysis", "sinks"}
 
 
 class RLConfig(  # pydantic lists the fields of the last class first
-    LoggingSettings,
-    EvaluationSettings,
-    TrainingSettings,
-    SamplingSettings,
-    AlgorithmSettings,
-    ModelSettings,
+    fields.LoggingSettings,
+    fields.EvaluationSettings,
+    fields.TrainingSettings,
+    fields.SamplingSettings,
+    fields.AlgorithmSettings,
+    fields.ModelSettings,
 ):
     """The settings of a run. Wrong names and values fail where they are typed.
 
@@ -75,7 +66,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
         return type(self)(**{**self.model_dump(), **(update or {})})
 
     @classmethod
-    def from_env(cls, environment: Mapping[str, str] | None = None) -> RLConfig:
+    def from_env(cls, environment: Mapping[str, str] | None = None) -> Self:
         """Return the defaults, with what the environment sets: ``MINT_RL_`` and a setting's name.
 
         >>> RLConfig.from_env({"MINT_RL_STEPS": "20", "MINT_LORA_RANK": "8"}).steps

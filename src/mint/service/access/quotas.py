@@ -1,11 +1,9 @@
 """Quotas of a key: runs, sessions, samplers, checkpoints, bytes and tokens in flight."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import ByteSize, Field, PositiveInt, TypeAdapter, ValidationError
 
@@ -28,7 +26,7 @@ class Quota:
     bytes: int | None = None
 
     @classmethod
-    def of(cls, settings: Settings, own: Mapping[str, int | None]) -> Quota:
+    def of(cls, settings: Settings, own: Mapping[str, int | None]) -> Self:
         """Return a key's own limits, and the configured ones where it has none."""
         return cls(**{name: own.get(name, getattr(settings, f"quota_{name}")) for name in LIMITS})
 

@@ -1,9 +1,8 @@
 """The scopes of keys: read, sample, train, admin. Each includes the ones before it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 from mint.service.errors import ApiError
 
@@ -29,7 +28,7 @@ class Scope(IntEnum):
         return self.name.lower()
 
     @classmethod
-    def parse(cls, label: str) -> Scope:
+    def parse(cls, label: str) -> Self:
         return cls[label.upper()]
 
 

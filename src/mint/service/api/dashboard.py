@@ -12,7 +12,6 @@ from mint.service.access.auth import LOCAL_USER
 from mint.service.api.gauges import Gauges
 from mint.service.api.routes.caller import is_same_machine
 from mint.service.checkpoints.storage import SAMPLER, unexpired
-from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError
 from mint.service.service import Service
 from mint.service.store.database import CheckpointRow, RunRow
@@ -77,16 +76,12 @@ class Dashboard:
             "ready": service.is_ready,
             "queues": {"operations": service.runs.waiting, "samples": service.samplers.in_progress},
             "models": [
-                _model(engine, memory.get(engine, {})) for engine in service.engines.loaded()
+                {"name": e.name, "calls": e.depth, "memory": memory.get(e, {}), "plan": e.plan}
+                for e in service.engines.loaded()
             ],
             "runs": [_run(row) for row in runs],
             "checkpoints": [_checkpoint(row) for row in checkpoints],
         }
-
-
-def _model(engine: EngineProcess, memory: dict[str, float]) -> dict[str, Any]:
-    calls, plan = engine.depth, engine.plan
-    return {"name": engine.name, "calls": calls, "memory": memory, "plan": plan}
 
 
 def _run(row: RunRow) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mint.service.admin.settings import is_loopback
+from mint.watch.dashboard.access import parse_host
 
 
 class OriginCheck:
@@ -31,7 +32,7 @@ class OriginCheck:
 
     def _why_not(self, headers: Headers) -> str | None:
         host = headers.get("host", "")
-        name = name_in(host)
+        name = parse_host(host)
         if parse_authority(f"//{host}") != host:
             return f"The Host header {host[:100]!r} is not a name or an address."
         if self._is_loopback and not (name in self._allowed or is_loopback(name)):
@@ -43,7 +44,7 @@ class OriginCheck:
         origin = headers.get("origin")
         sender = host if origin is None else parse_authority(origin)
         is_own = sender is not None and sender.lower() == host.lower()
-        is_allowed = sender is not None and name_in(sender) in self._allowed
+        is_allowed = sender is not None and parse_host(sender) in self._allowed
         if not (is_own or is_allowed) or headers.get("sec-fetch-site") == "cross-site":
             return (
                 "This service rejects requests from other web pages. If the page is yours, add "
@@ -62,15 +63,3 @@ def parse_authority(url: str) -> str | None:
         return urlsplit(url).netloc
     except ValueError:
         return None
-
-
-def name_in(host: str) -> str:
-    """Return the name in a ``Host`` header, without its port.
-
-    >>> name_in("LOCALHOST:8000"), name_in("[::1]:8000"), name_in("::1")
-    ('localhost', '::1', '::1')
-    """
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host if host.count(":") > 1 else host.partition(":")[0]

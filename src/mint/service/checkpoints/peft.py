@@ -1,14 +1,12 @@
 """Adapters in PEFT folders: validates uploads and interpolates adapters without the base model."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +41,7 @@ class AdapterFiles:
     tensors: Tensors
 
     @classmethod
-    def read(cls, folder: Path) -> AdapterFiles:
+    def read(cls, folder: Path) -> Self:
         """Check an adapter's config and the shapes of its tensors. Raises UserError."""
         for name in (CONFIG, TENSORS):
             if not (folder / name).is_file():

@@ -1,7 +1,5 @@
 """Retention rules: which checkpoints may be deleted. Those in use are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta

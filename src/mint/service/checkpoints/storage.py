@@ -1,7 +1,5 @@
 """Checkpoints on disk: named, durable copies that appear complete or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl
@@ -14,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import not_, or_
@@ -64,7 +62,7 @@ class CheckpointPath:
     name: str
 
     @classmethod
-    def parse(cls, text: str) -> CheckpointPath:
+    def parse(cls, text: str) -> Self:
         scheme, _, rest = text.partition("://")
         parts = rest.split("/")
         if scheme not in ("tinker", "mint") or len(parts) != 3 or parts[1] not in KINDS:

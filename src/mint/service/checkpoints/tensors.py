@@ -4,14 +4,12 @@
 torch the library does not read bfloat16.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +43,7 @@ class Tensors:
     entries: dict[str, TensorEntry]
 
     @classmethod
-    def open(cls, file: Path) -> Tensors:
+    def open(cls, file: Path) -> Self:
         """Read the header. Raises UserError for tensors of other types than floating-point."""
         entries = read_entries(file)
         for name, entry in entries.items():

@@ -1,7 +1,5 @@
 """One engine worker: a child process, and the calls to it over a socket."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -13,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mint.engine.channel import AsyncChannel
 from mint.engine.messages import Call, EngineOptions, EngineReply, ModelInfo
@@ -61,7 +59,7 @@ class EngineProcess:
     @classmethod
     async def start(
         cls, name: str, folder: Path, log_file: Path, limit_s: float, options: EngineOptions
-    ) -> EngineProcess:
+    ) -> Self:
         """Start a worker and wait until its model is loaded. Raises EngineDied or UserError."""
         # In a thread: until the worker runs its own program, the caller waits for it.
         process, sock = await asyncio.to_thread(_spawn, name, folder, log_file, options)

@@ -55,11 +55,11 @@ def open_body(
         while at < len(body) and not frame.eof:
             piece = frame.decompress(body[at : at + _PIECE])
             at += _PIECE
-            grow(len(piece))
             opened += piece
             if len(opened) > limit:
                 why = f"The zstd body unpacks to more than {limit} bytes. Send fewer datums."
                 raise BadBody(why, bytes(opened[: 1 << 16]))
+            grow(len(piece))
     except zstandard.ZstdError as error:
         raise BadBody(f"The zstd body is damaged: {error}.", bytes(opened)) from error
     if not frame.eof or frame.unused_data or at < len(body):

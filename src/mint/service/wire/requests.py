@@ -1,9 +1,7 @@
 """Request models: unknown fields are ignored, nulls are absent, unsupported fields are refused."""
 
-from __future__ import annotations
-
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -134,7 +132,7 @@ class CreateSession(Request):
     display_name: str | None = None
 
     @model_validator(mode="after")
-    def _is_small(self) -> CreateSession:
+    def _is_small(self) -> Self:
         return _small(self)
 
 
@@ -211,7 +209,7 @@ class SaveWeightsExternal(Request):
     age_encryption_recipients: Many[str] = []
 
     @model_validator(mode="after")
-    def _refuse_encryption(self) -> SaveWeightsExternal:
+    def _refuse_encryption(self) -> Self:
         if self.age_encryption_recipients:
             raise ValueError(
                 "age_encryption_recipients is not supported: exported files are not encrypted"
@@ -223,7 +221,7 @@ class ReadsWeights(Request):
     weights_access_token: str | None = None
 
     @model_validator(mode="after")
-    def _refuse_tokens(self) -> ReadsWeights:
+    def _refuse_tokens(self) -> Self:
         if self.weights_access_token is not None:
             raise ValueError(
                 "weights_access_token is not supported; use the owner's API key, or ask the owner "
@@ -255,7 +253,7 @@ class CopyWeights(ReadsWeights):
     ttl_seconds: Ttl | None = None
 
     @model_validator(mode="after")
-    def _one_destination(self) -> CopyWeights:
+    def _one_destination(self) -> Self:
         if (self.session_id is None) != (self.model_seq_id is None):
             raise ValueError("session_id and model_seq_id belong together: set both or neither")
         if (self.session_id is None) == (self.destination_project_id is None):
@@ -284,7 +282,7 @@ class Interpolate(Request):
     output_checkpoint_type: Literal["sampler"] = "sampler"
 
     @model_validator(mode="after")
-    def _one_coefficient_each(self) -> Interpolate:
+    def _one_coefficient_each(self) -> Self:
         if len(self.coefficients) != len(self.source_paths):
             raise ValueError(
                 f"coefficients has {len(self.coefficients)} numbers for the "

@@ -25,14 +25,15 @@ _FOREIGN = ("cross-site", "same-site")
 
 
 def parse_host(header: str) -> str:
-    """Return the host of a Host header, without its port.
+    """Return the name in a ``Host`` header, without its port.
 
-    >>> parse_host("127.0.0.1:8265"), parse_host("[::1]:80"), parse_host("evil.example")
-    ('127.0.0.1', '::1', 'evil.example')
+    >>> parse_host("LOCALHOST:8000"), parse_host("[::1]:8000"), parse_host("::1")
+    ('localhost', '::1', '::1')
     """
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower()
+    host = header.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host if host.count(":") > 1 else host.partition(":")[0]
 
 
 class Access:

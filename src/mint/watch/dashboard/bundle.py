@@ -14,17 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mint.watch.dashboard import server
 from mint.watch.dashboard.overview import Tables
 from mint.watch.dashboard.query import Rollouts
 from mint.watch.dashboard.run_index import RunIndex, RunPlace
-from mint.watch.dashboard.server import (
-    ASSETS,
-    PlainJson,
-    describe,
-    events_since,
-    list_runs,
-    metrics_since,
-)
+from mint.watch.dashboard.server import ASSETS, PlainJson
 from mint.watch.directory.files import replace_file
 
 _MOST_PROMPTS = 100
@@ -43,15 +37,15 @@ def write_bundle(folders: Sequence[Path], target: Path, limit: int) -> str:
     if not places:
         names = ", ".join(str(folder) for folder in folders)
         raise NoRuns(f"There is no run in {names}. Name a folder that contains a metrics.jsonl.")
-    runs = [{**run, "path": run["name"]} for run in list_runs(index, tables)]
+    runs = [{**run, "path": run["name"]} for run in server.list_runs(index, tables)]
     answers: dict[str, Any] = {"runs": {"runs": runs}}
     answers["about"] = {"service": False, "demo": False, "bundle": True}
     kept = total = 0
     for place in places:
         at = f"runs/{place.id}"
-        answers[at] = {**describe(place, tables), "path": place.path.name}
-        answers[f"{at}/metrics"] = metrics_since(place, tables, {})
-        answers[f"{at}/events"] = events_since(place, tables, {})
+        answers[at] = {**server.describe(place, tables), "path": place.path.name}
+        answers[f"{at}/metrics"] = server.metrics_since(place, tables, {})
+        answers[f"{at}/events"] = server.events_since(place, tables, {})
         found, steps, every = _rollouts(place, tables, limit // len(places))
         answers |= found
         kept, total = kept + steps, total + every

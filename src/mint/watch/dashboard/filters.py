@@ -1,9 +1,7 @@
 """The filters of a search, and their SQL."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -43,7 +41,7 @@ class Filter(BaseModel):
     step_max: Annotated[_Step, "step <= ?"] = None
 
     @classmethod
-    def read(cls, given: Mapping[str, str]) -> Filter:
+    def read(cls, given: Mapping[str, str]) -> Self:
         """Read a filter from query parameters; empty ones are ignored.
 
         >>> Filter.read({"reward_min": "0.5", "text": ""}) == Filter(reward_min=0.5)

@@ -1,7 +1,5 @@
 """Record a run from any script."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import defaultdict
@@ -9,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from mint.watch.directory.files import BLOCK, METRICS, read_rows
 from mint.watch.directory.reader import is_run
@@ -67,7 +65,7 @@ class Record:
             self.directory.set_status(status)
             self.directory.close()
 
-    def __enter__(self) -> Record:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -17,8 +17,6 @@ Format 1 had one table of rollouts, ``rollouts.jsonl``. A run that began in it r
 rows stay where they are.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -29,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import yaml
 
@@ -102,7 +100,7 @@ class RunDirectory:
             ) from None
         return lock
 
-    def __enter__(self) -> RunDirectory:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,11 +9,9 @@ finished               all steps are done, and it is neither diverging nor hacki
 too early to say       not enough steps for any of these
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from mint.watch.verdict.plateau import plateau_start, rises_after
 from mint.watch.verdict.series import (
@@ -87,7 +85,7 @@ class VerdictHistory:
     last: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Iterable[Row], events: Iterable[Row]) -> VerdictHistory:
+    def of(cls, rows: Iterable[Row], events: Iterable[Row]) -> Self:
         """Read the rows and events of a run."""
         found = cls()
         for row in rows:

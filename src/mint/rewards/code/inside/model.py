@@ -25,19 +25,11 @@ def _call_attribute(value: Any, name: str, /, *arguments: Any, **keywords: Any) 
     return getattr(value, name)(*arguments, **keywords)
 
 
-_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "call": _operator.call,
-    "call attribute": _call_attribute,
-    "getattr": getattr,
-    "setattr": setattr,
-    "getitem": _operator.getitem,
-    "setitem": _operator.setitem,
-    "iter": iter,
-    "next": next,
-    "len": len,
-    "str": str,
-    "repr": repr,
-}
+_NAMED: tuple[Callable[..., Any], ...] = (
+    *(_operator.call, _operator.getitem, _operator.setitem, getattr, setattr),
+    *(iter, next, len, str, repr),
+)
+_OPERATIONS = {each.__name__: each for each in _NAMED} | {"call attribute": _call_attribute}
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """Samples the prompts of a request, and returns pieces of text."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -1,10 +1,8 @@
 """Requests of OpenAI clients. Unsupported fields are refused by name unless they have a value that
 changes nothing; unknown fields are ignored."""
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
@@ -109,7 +107,7 @@ class Completion(Inference):
         return self.logprobs
 
     @model_validator(mode="after")
-    def _check(self) -> Completion:
+    def _check(self) -> Self:
         if not self.prompt:
             raise ValueError("prompt is empty; it needs at least one token")
         if self.max_tokens == 0 and not self.echo:
@@ -162,7 +160,7 @@ class ChatCompletion(Inference):
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
-    def _check(self) -> ChatCompletion:
+    def _check(self) -> Self:
         if self.max_tokens == 0:
             raise ValueError("max_tokens must be at least 1")
         if self.top_logprobs and not self.logprobs:
