@@ -150,8 +150,8 @@ class CheckpointStore:
         verify(folder, self._description(at).sha256, f"The checkpoint {at.uri}")
         return folder
 
-    def link(self, at: CheckpointRow, folder: Path, start: str = "") -> None:
-        """Link files of a checkpoint, those whose names have this start, into another folder.
+    def link(self, at: CheckpointRow, folder: Path, start: str | tuple[str, ...] = "") -> None:
+        """Link files of a checkpoint, those whose names start so, into another folder.
 
         All are of one version, also if it is overwritten meanwhile. Raises FilesDamaged.
         """
