@@ -162,6 +162,10 @@ class CheckpointStore:
         wanted = {name: wanted[name] for name in wanted if name.startswith(start)}
         verify(folder, wanted, f"The checkpoint {at.uri}")
 
+    def unchanged(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which this service publishes and deletes no checkpoint."""
+        return self._publishing
+
     def _description(self, at: CheckpointPath | CheckpointRow) -> Description:
         """Read ``checkpoint.json``, without which the other files cannot be checked.
 
