@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mint.service.access.auth import LOCAL_USER
+from mint.service.runs.journal import Journal
 from tests.reliability.local import Local, with_service
 from tests.service.samples import batch
 from tests.service_fixture import MODEL
@@ -137,3 +139,23 @@ def test_an_operation_that_there_is_no_memory_to_write_fails_and_the_next_are_ex
         assert "metrics" in (await retrieve(local, await step(local, run, 3))).json()
 
     with_service(tmp_path, work, aliases={MODEL: tiny_model})
+
+
+def test_a_run_that_is_deleted_cannot_be_opened_any_more_when_its_files_begin_to_disappear(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "runs" / "1_train_0"
+    seen: list[bool] = []
+
+    def notice(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "shutil.rmtree" and str(arguments[0]).startswith(str(folder)):
+            seen.append(folder.exists())
+
+    async def work(local: Local) -> None:
+        Journal(folder).close()
+        sys.addaudithook(notice)
+        local.service.runs.delete_forgotten(local.service.idleness)
+        assert seen == [False]
+        assert not list(folder.parent.iterdir())
+
+    with_service(tmp_path, work, run_kept_s=0.0)

@@ -300,8 +300,9 @@ class Runs:
         for name in idleness.due("run", changed, self._settings.run_kept_s):
             if name not in {run_folder_name(run_id) for run_id in list(self._runs)}:
                 with contextlib.suppress(RunIsElsewhere, JournalDamaged, OSError):
-                    Journal(root / name).close()
-                    shutil.rmtree(root / name, ignore_errors=True)
+                    with contextlib.closing(Journal(root / name)):
+                        gone = (root / name).rename(root / f"{name}.deleted")
+                    shutil.rmtree(gone, ignore_errors=True)
 
     def sessions_with_state(self) -> set[str]:
         """Return the ids of the sessions with a run whose journal is on disk."""
