@@ -350,3 +350,23 @@ def test_a_run_whose_files_could_not_be_taken_begins_with_them_when_it_is_asked_
     assert raw.result(answer["request_id"])["type"] == "load_weights"
     copy = saved(raw, answer["model_id"], service.home, 1)
     assert copy == saved(raw, source, service.home, 4)
+
+
+@SLOWLY_BOTH
+def test_a_step_without_a_gradient_is_refused_also_when_its_run_could_not_be_restored_at_first(
+    own_service: Start, faults: Faults
+) -> None:
+    """Which gradients had failed was only known once the run was restored."""
+    service = own_service()
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    steps(raw, run, 1)
+    assert "error" in raw.result(
+        raw.operate("forward_backward", run, 3, **batch(json_datum([1, 99999])))
+    )
+    service.kill()
+    faults.at("mint.service.runs.in_engine:RunInEngine._restore", 1, "EIO")
+    raw = RawClient(own_service(service.port).base_url)
+    step = raw.operate("optim_step", run, 4, adam_params={"learning_rate": 0.01})
+    assert "did nothing" in raw.result(step).get("error", "")
+    faults.require_all()

@@ -27,7 +27,7 @@ from tests.reliability.conftest import Faults
 from tests.reliability.test_kills import client_of, saved
 from tests.reliability.test_waiting import Heard, heard
 from tests.service.samples import batch, datum, json_datum, prompt
-from tests.service_fixture import MODEL, LiveService, RawClient
+from tests.service_fixture import MODEL, SLOWLY_BOTH, LiveService, RawClient
 
 __all__ = ["heard"]
 Start = Callable[..., LiveService]
@@ -142,6 +142,22 @@ def test_writes_that_fail_on_a_full_disk_are_repeated_until_they_succeed(
     faults.require_all()
     assert saved(train(client, 3), service.home) == disturbed
     assert not list((service.home / "checkpoints").rglob(".draft*"))
+
+
+@SLOWLY_BOTH
+def test_an_operation_that_others_wait_for_may_take_long_to_be_written(
+    own_service: Start, faults: Faults
+) -> None:
+    """All were aborted when the time was over in which it had to arrive, though it had arrived."""
+    for call in range(2, 7):
+        faults.at("mint.service.runs.journal:Journal.append_operation", call, "ENOSPC")
+    raw = RawClient(own_service(gap_limit_s=1.0).base_url)
+    run = raw.run()
+    step = raw.operate("optim_step", run, 2, **STEP)
+    loss = raw.operate("forward_backward", run, 1, **batch(json_datum()))
+    faults.require_all()
+    assert "metrics" in raw.result(step)
+    assert raw.retrieve(loss).headers["content-type"] == "application/x-protobuf"
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import socket
 import subprocess
 import threading
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from mint.engine.messages import EngineOptions, EnginePlan, SampleRequest
 from mint.service.admin.settings import Settings
 from mint.service.engines.pool import Engines, Slot
 from mint.service.engines.process import GB, EngineProcess
+from mint.service.errors import EngineDied
 from tests.service.runs.test_recovery import logprobs, logprobs_of, train
 from tests.service.samples import batch, json_datum
 from tests.service_fixture import MODEL, LiveService, RawClient
@@ -263,3 +265,23 @@ def test_a_worker_that_is_slow_to_start_delays_no_client(
 
     monkeypatch.setattr(subprocess, "Popen", start_late)
     asyncio.run(work())
+
+
+def test_a_call_to_an_engine_that_is_stopped_while_it_ends_does_not_wait_for_ever(
+    tmp_path: Path,
+) -> None:
+    async def work() -> BaseException | None:
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(["true"])
+        engine = EngineProcess("tiny", process, ours, tmp_path / "log")
+        waiting = asyncio.create_task(engine.call("memory"))
+        await asyncio.to_thread(theirs.recv, 1)
+        theirs.close()
+        while not engine._channel._sender.cancelling():
+            await asyncio.sleep(0)
+        engine._read_task.cancel()
+        await asyncio.wait([engine._read_task])
+        await asyncio.wait([waiting], timeout=0)
+        return waiting.exception() if waiting.done() else None
+
+    assert isinstance(asyncio.run(work()), EngineDied)

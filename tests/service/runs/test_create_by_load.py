@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,8 @@ from typing import Any
 import pytest
 import tinker
 
+from mint.service.access.auth import LOCAL_USER
+from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
 from mint.service.store.database import CheckpointRow
 from tests.reliability.local import Local, with_service
 from tests.service.checkpoints.test_retention import result
@@ -111,17 +116,58 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_not_replaced_by_a_fresh_adapt
         source = (await result(local, await local.post("/create_model", made)))["model_id"]
         saving = {"model_id": source, "seq_id": 1, "path": "x"}
         path = (await result(local, await local.post("/save_weights", saving)))["path"]
-        verified = checkpoints.verified_folder
+        require = checkpoints.require
 
-        def verified_and_deleted(row: CheckpointRow) -> Path:
-            folder = verified(row)
+        def found_and_deleted(text: str, user: str) -> CheckpointRow:
+            row = require(text, user)
             checkpoints.delete(row)
-            return folder
+            return row
 
-        monkeypatch.setattr(checkpoints, "verified_folder", verified_and_deleted)
+        monkeypatch.setattr(checkpoints, "require", found_and_deleted)
         refused = await local.post("/load_weights", creation(session, path))
-        assert refused.status_code == 503, refused.text
-        assert "No such file" in refused.text
+        assert refused.status_code == 400, refused.text
+        assert "checkpoint.json is missing" in refused.text
         assert (await local.post("/load_weights", creation(session, path))).status_code == 404
+
+    with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")
+
+
+def test_a_checkpoint_that_is_overwritten_meanwhile_is_taken_in_one_version(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """It is overwritten when its first file was taken, or as soon as the others are."""
+
+    async def work(local: Local) -> None:
+        checkpoints, session = local.service.checkpoints, await local.session()
+        made = {"session_id": session, "model_seq_id": 0, "base_model": MODEL}
+        made |= {"lora_config": {"rank": 4, "seed": 1}}
+        source = (await result(local, await local.post("/create_model", made)))["model_id"]
+        saving = {"model_id": source, "seq_id": 1, "path": "x"}
+        path = (await result(local, await local.post("/save_weights", saving)))["path"]
+        folder = checkpoints.folder(CheckpointPath.parse(path))
+        names = ("adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors")
+        first = [(folder / name).read_bytes() for name in names]
+        run = local.service.runs.row(source, LOCAL_USER)
+
+        def save() -> None:
+            new = NewCheckpoint(CheckpointPath.parse(path), 2, overwrite=True)
+            draft = checkpoints.begin(new)
+            for name in names:
+                (draft / name).write_text("the second version")
+            checkpoints.publish(new, draft, run)
+
+        overwrite, links = threading.Thread(target=save), itertools.count(1)
+
+        def notice(event: str, arguments: tuple[object, ...]) -> None:
+            if event == "os.link" and str(tmp_path) in str(arguments[0]) and next(links) == 2:
+                overwrite.start()
+                if not checkpoints._publishing.locked():
+                    overwrite.join()
+
+        sys.addaudithook(notice)
+        await local.post("/load_weights", creation(session, path))
+        overwrite.join()
+        [taken] = (tmp_path / "runs").glob("*_3/snapshot-*")
+        assert [(taken / name).read_bytes() for name in names] == first
 
     with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")

@@ -126,3 +126,19 @@ def test_a_full_disk_leaves_no_trace_and_no_outcome_behind(
     assert again.next == 3
     assert again.body(3) == b"again"
     again.close()
+
+
+def test_a_snapshot_that_is_finished_after_its_journal_was_closed_changes_nothing(
+    journal: Journal,
+) -> None:
+    """The next service has the run by then, and may have accepted operations."""
+    journal.append_operation(1, "optim_step", "application/json", b"1")
+    journal.append_outcome(Outcome("optim_step", [1]))
+    snapshot = journal.new_snapshot_folder(2)
+    again = reopened(journal)
+    again.append_operation(2, "optim_step", "application/json", b"2")
+    with pytest.raises(OSError, match="closed"):
+        journal.cut(snapshot, 2)
+    again = reopened(again)
+    assert sorted(again.entries) == [1, 2]
+    again.close()

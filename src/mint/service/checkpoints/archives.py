@@ -29,18 +29,19 @@ _EXTENSIONS = (
 )
 
 
-def pack(folder: Path) -> Iterator[bytes]:
-    """Return a checkpoint as ``.tar.gz`` in pieces; all files are opened before the first piece.
+def pack(
+    folder: Path, unchanged: contextlib.AbstractContextManager[object] | None = None
+) -> Iterator[bytes]:
+    """Return a checkpoint as ``.tar.gz`` in pieces; all files are opened before the first piece,
+    in a context in which they are ``unchanged``.
 
     Weights do not compress, so gzip does not try. The last, empty file marks a complete archive.
     """
     gzip = zlib.compressobj(level=0, wbits=31)
     with contextlib.ExitStack() as opened:
-        files = [
-            (path.name, opened.enter_context(open(path, "rb")))
-            for path in sorted(folder.iterdir())
-            if path.is_file()
-        ]
+        with unchanged or contextlib.nullcontext():
+            found = [path for path in sorted(folder.iterdir()) if path.is_file()]
+            files = [(path.name, opened.enter_context(open(path, "rb"))) for path in found]
         for name, file in files:
             info = tarfile.TarInfo(name)
             info.size = os.fstat(file.fileno()).st_size

@@ -148,8 +148,8 @@ class CheckpointStore:
         verify(folder, self._description(at).sha256, f"The checkpoint {at.uri}")
         return folder
 
-    def link(self, at: CheckpointRow, folder: Path, start: str = "") -> None:
-        """Link files of a checkpoint, those whose names have this start, into another folder.
+    def link(self, at: CheckpointRow, folder: Path, start: str | tuple[str, ...] = "") -> None:
+        """Link files of a checkpoint, those whose names start so, into another folder.
 
         All are of one version, also if it is overwritten meanwhile. Raises FilesDamaged.
         """
@@ -159,6 +159,10 @@ class CheckpointStore:
             link_files((file for file in found if file.name.startswith(start)), folder)
         wanted = {name: wanted[name] for name in wanted if name.startswith(start)}
         verify(folder, wanted, f"The checkpoint {at.uri}")
+
+    def unchanged(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which this service publishes and deletes no checkpoint."""
+        return self._publishing
 
     def _description(self, at: CheckpointPath | CheckpointRow) -> Description:
         """Read ``checkpoint.json``, without which the other files cannot be checked.

@@ -142,11 +142,13 @@ class EngineProcess:
             if not self._is_ending:
                 log.error("%s", self._death())
         finally:
-            await self._channel.close()
-            for answer, _ in self._waiting.values():
-                if not answer.done():
-                    answer.set_exception(self._death())
-            self._waiting.clear()
+            try:
+                await self._channel.close()
+            finally:  # also if this task is cancelled meanwhile
+                for answer, _ in self._waiting.values():
+                    if not answer.done():
+                        answer.set_exception(self._death())
+                self._waiting.clear()
 
     def _settle(self, reply: EngineReply) -> None:
         self._last_answer = time.monotonic()

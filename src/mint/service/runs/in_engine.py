@@ -67,6 +67,8 @@ class RunInEngine:
         self._size_after_snapshot = 0
         self._is_restoring = False
         self.gradients = Gradients()
+        for outcome in journal.outcomes:
+            self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
 
     @property
     def log_hint(self) -> str | None:
@@ -163,14 +165,12 @@ class RunInEngine:
                 optimizer = (folder / OPTIMIZER).exists()
                 source = str(folder)
                 await engine.call("load_state", run_id=run_id, folder=source, optimizer=optimizer)
-            self.gradients.clear()
             for outcome in list(self._journal.outcomes):
                 if outcome.error is None and self._must_replay(engine, outcome):
                     done = await self._perform(engine, outcome.kind, outcome.seq_ids)
                     if outcome.result is None:  # the answer is too large for the journal
                         for seq_id, answer in done.answers.items():
                             self._shared.futures.finish(f"{run_id}:{seq_id}", answer)
-                self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         finally:
             self._is_restoring = False
         self._engine = engine
@@ -304,8 +304,9 @@ class RunInEngine:
             await self._engine.call("save_state", run_id=self._row.id, folder=str(folder))
             answers = await asyncio.to_thread(self._kept_answers)
             await asyncio.to_thread(self._journal.cut, folder, first, answers)
-        except (*EXPLAINED, RuntimeError, JournalDamaged) as error:
-            log.warning("no snapshot of %s was made: %s", self._row.id, error)
+        except Exception as error:  # whatever it was, the journal has what a snapshot would
+            is_bug = not isinstance(error, (*EXPLAINED, RuntimeError, JournalDamaged))
+            log.warning("no snapshot of %s was made: %s", self._row.id, error, exc_info=is_bug)
             if folder is not None:
                 await asyncio.to_thread(self._journal.discard_snapshot, folder)
         else:

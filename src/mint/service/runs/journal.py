@@ -11,13 +11,13 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mint.service.errors import ApiError, Category
-from mint.service.files import checksums, link_files, sync, sync_folder, verify
+from mint.service.files import checksums, sync, sync_folder, verify
 from mint.service.futures import Response
 from mint.service.runs.journal_records import encode, read_record, records_after
 from mint.service.runs.stream import GRADIENT_KINDS
@@ -124,11 +124,14 @@ class Journal:
 
     def append_operation(self, seq_id: int, kind: str, content_type: str, body: bytes) -> None:
         """Write an operation and sync it. Raises OSError, and then nothing was written."""
+        header = {"op": kind, "seq": seq_id, "type": content_type}
         with self._lock:
-            self._append({"op": kind, "seq": seq_id, "type": content_type}, body, durable=True)
+            start = self.size + len(self._unwritten)
+            self._write(encode(header, body), body, durable=True)
+            self._note(header, start, len(body))
 
     def append_outcome(self, outcome: Outcome) -> None:
-        """Record how operations ended. On a full disk the record is written with the next one.
+        """Record how operations ended. If that fails, the record is written with the next one.
 
         A power failure may lose the record of other successes, as a replay repeats them. But an
         operation that was reported as failed would take effect after all; and a gradient would
@@ -139,18 +142,13 @@ class Journal:
         for key in _OF_OUTCOME:
             if (value := getattr(outcome, key)) is not None:
                 header[key] = value
+        record = encode(header)
         with self._lock:
             try:
-                self._append(header, b"", durable)
-            except OSError:
-                self._unwritten += encode(header)
-                self._note(header, 0, 0)
-
-    def _append(self, header: dict[str, Any], body: bytes, durable: bool) -> None:
-        head = encode(header, body)
-        start = self.size + len(self._unwritten)
-        self._write(head, body, durable=durable)
-        self._note(header, start, len(body))
+                self._write(record, durable=durable)
+            except (OSError, MemoryError):
+                self._unwritten += record
+            self._note(header, 0, 0)
 
     def _write(self, *pieces: bytes, durable: bool = False) -> None:
         """Append bytes, after the outcomes that did not fit on the disk before."""
@@ -164,7 +162,7 @@ class Journal:
                 _write(self._file, piece)
             if durable:
                 os.fdatasync(self._file)
-        except OSError:
+        except Exception:
             self._is_torn = True
             try:
                 self._cut_failed_write()
@@ -264,11 +262,11 @@ class Journal:
 
     # ---- snapshots ------------------------------------------------------------------------------
 
-    def begin_from(self, files: Iterable[Path]) -> None:
-        """Start an empty journal from a snapshot with these files, not from a fresh adapter."""
+    def begin_from(self, fill: Callable[[Path], None]) -> None:
+        """Start an empty journal from a snapshot that ``fill`` writes, not a fresh adapter."""
         if self.snapshot_folder is None and not self.entries:
             folder = self.new_snapshot_folder(1)
-            link_files(files, folder)
+            fill(folder)
             self.cut(folder, 1)
 
     def new_snapshot_folder(self, first: int) -> Path:
@@ -297,6 +295,8 @@ class Journal:
         """
         sync_folder(snapshot)
         with self._lock:
+            if self._file < 0:
+                raise OSError("the journal is closed, and may be open in another service")
             self._replace(self._records_from(snapshot, first, answers or {}))
         for old in [*self.folder.glob("snapshot-*"), *self.folder.glob("reference-*")]:
             if old.is_symlink():

@@ -9,12 +9,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import ApiError, EngineDied, UserError, explain, readable_os_error
+from mint.service.errors import ApiError, EngineDied, UserError, explain
 from mint.service.futures import Response, WaitReason
 from mint.service.runs.disk_space import DiskSpace
 from mint.service.runs.in_engine import RunInEngine
@@ -186,10 +186,10 @@ class TrainingRun:
             await self._journal_space.use(
                 lambda: asyncio.to_thread(self._journal.append_operation, *record)
             )
-        except OSError as error:
+        except Exception as error:
             if self._is_released:
                 return  # it was not acknowledged, so the client sends it again
-            operation.error = readable_os_error(error, "writing the operation to the journal")
+            operation.error, _ = explain(error, "writing the operation to the journal")
         finally:
             del self._entering[operation.seq_id]
         operation.is_ready = True
@@ -229,12 +229,12 @@ class TrainingRun:
 
     async def _work(self) -> None:
         while True:
-            if group := self._stream.take():
-                async with self._turn:
+            async with self._turn:  # what was taken is not in a snapshot before it has run
+                if group := self._stream.take():
                     await self._run(group)
-            elif self._stream.gap is None:
+            if not group and self._stream.gap is None:
                 return
-            else:
+            if not group:
                 await self._wait_for_gap()
 
     async def _wait_for_gap(self) -> None:
@@ -242,16 +242,17 @@ class TrainingRun:
         try:
             await asyncio.wait_for(self._arrived.wait(), self._settings.gap_limit_s)
         except TimeoutError:
-            gap = self._stream.gap
-            await self.abandon(
-                f"operation {gap} of this run did not arrive within "
+            await self._abandon(
+                f"operation {self._stream.gap} of this run did not arrive within "
                 f"{self._settings.gap_limit_s:.0f} s, so this one was aborted. Send it again."
             )
 
-    async def abandon(self, why: str) -> None:
-        """Fail all operations that wait for a missing number."""
-        for operation in self._stream.drop_waiting():
-            await self._close(Outcome(operation.kind, [operation.seq_id], why, "user"))
+    async def _abandon(self, why: str) -> None:
+        """Fail all operations that wait for a missing number, unless it has arrived by now."""
+        async with self._turn:
+            waiting = self._stream.drop_waiting() if self._stream.gap is not None else []
+            for operation in waiting:
+                await self._close(Outcome(operation.kind, [operation.seq_id], why, "user"))
 
     async def _run(self, group: list[Operation]) -> None:
         kind, seq_ids = group[0].kind, [operation.seq_id for operation in group]
@@ -291,14 +292,14 @@ class TrainingRun:
             if not self._is_released:
                 await self._in_engine.enter()
 
-    async def begin_from(self, files: Sequence[Path]) -> None:
-        """Start a new run from a checkpoint's files; a repeated call changes nothing."""
+    async def begin_from(self, fill: Callable[[Path], None]) -> None:
+        """Start a new run from the files that ``fill`` puts into a folder, unless it has begun."""
         async with self._turn:
-            await asyncio.to_thread(self._journal.begin_from, files)
+            await asyncio.to_thread(self._journal.begin_from, fill)
 
     async def prepare_to_leave(self, engine: EngineProcess) -> None:
         """Snapshot the run before its engine is unloaded, to restore it without a replay."""
-        if self._in_engine.is_in(engine) and not self._turn.locked():
+        if self._in_engine.is_in(engine) and not self.is_working:
             async with self._turn:
                 await self._in_engine.snapshot(self._stream.next)
 
@@ -359,8 +360,7 @@ class TrainingRun:
         self._journal_space.end()
         self._space.end()
         await asyncio.gather(*self._entering.values())
-        if self._stream.gap is not None:
-            await self.abandon("The session of this run ended before the operation could run.")
+        await self._abandon("The session of this run ended before the operation could run.")
         self.wake()
         if self._worker is not None:
             await self._worker

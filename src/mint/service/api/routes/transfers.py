@@ -58,7 +58,8 @@ def download(service: TheService, token: str, name: str) -> Response:
         )
     folder = service.checkpoints.folder(row)
     if link.file is None:
-        return StreamingResponse(pack(folder), media_type="application/gzip")
+        packed = pack(folder, service.checkpoints.unchanged())
+        return StreamingResponse(packed, media_type="application/gzip")
     try:
         found = os.stat(folder / link.file)
     except OSError as error:
