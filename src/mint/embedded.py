@@ -16,7 +16,10 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 from mint.home import default_home
 
@@ -62,9 +65,31 @@ def named_url(url: str | None) -> str | None:
 
 
 def named_key(key: str | None) -> str | None:
-    """Return the API key that was passed, or that is set in the environment."""
+    """Return the API key that was passed, or that is set in the environment. Raises ValueError."""
     found = key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
-    return found.strip() if found else None  # a key that was read from a file may end a line
+    found = found.strip() if found else None  # a key that was read from a file may end a line
+    if found and not (found.isascii() and found.isprintable()):
+        raise ValueError("The API key has a character that no key has. Copy it again.")
+    return found
+
+
+def is_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bypass_proxies(url: str) -> None:
+    """Except a service on this machine from the proxies in the environment, which cannot reach it.
+
+    The clients' HTTP libraries read the same variables.
+    """
+    proxies, host = getproxies_environment(), urlsplit(url).hostname or ""
+    if proxies and is_this_machine(url) and not proxy_bypass_environment(host, proxies):
+        excepted = ",".join(filter(None, (proxies.get("no"), host)))
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = excepted
 
 
 def embedded_service(home: Path | None = None) -> EmbeddedService:
@@ -81,6 +106,7 @@ def embedded_service(home: Path | None = None) -> EmbeddedService:
             _end(old.process)
         if _running is None or not _running.alive:
             _running = _start(place)
+            bypass_proxies(_running.url)
             threading.Thread(target=_report_end, args=(_running,), daemon=True).start()
         return _running
 

@@ -145,6 +145,22 @@ asyncio.run(cell())
     assert output.strip() == "2", errors
 
 
+def test_the_proxies_of_the_environment_are_not_asked_for_the_service(
+    embedded: dict[str, str],
+) -> None:
+    """They cannot reach it, and the client tried again without end."""
+    proxy = "http://127.0.0.1:9"
+    names = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    ask = """
+from mint.commands.shared.remote import Remote
+print(client.get_server_capabilities().supported_models[0].model_name, flush=True)
+print(Remote(embedded_service().url).answers(), __import__("os").environ["NO_PROXY"])
+"""
+    environment = {**embedded, **dict.fromkeys(names, proxy), "NO_PROXY": "example.org"}
+    output, errors = start(HELLO + ask, environment).communicate(timeout=60)
+    assert output.split()[1:] == ["Qwen/Qwen3-0.6B", "True", "example.org,127.0.0.1"], errors
+
+
 def test_the_service_process_has_no_torch(embedded: dict[str, str]) -> None:
     script = start(HELLO + WAIT, embedded)
     service = child_of(script)
