@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from mint.service.checkpoints.archives import pack, unpack
 from mint.service.checkpoints.storage import (
     TRAINING,
     CheckpointPath,
     CheckpointStore,
     NewCheckpoint,
 )
+from mint.service.errors import NotFound
 from mint.service.runs.journal import Journal
 from mint.service.runs.references import References
 from mint.service.store.database import RunRow, Store
@@ -44,21 +46,41 @@ def save(checkpoints: CheckpointStore, number: int) -> None:
     checkpoints.publish(new, draft, run(PATH.run_id))
 
 
-def test_a_checkpoint_that_is_overwritten_while_another_run_loads_it_is_loaded_in_one_version(
-    checkpoints: CheckpointStore, tmp_path: Path
-) -> None:
-    """It is overwritten when its first file was taken, or as soon as the others are."""
-    save(checkpoints, 1)
+def overwrite_at(checkpoints: CheckpointStore, event: str, name: str) -> threading.Thread:
+    """Overwrite the checkpoint when this file is about to be taken, or as soon as all are."""
     overwrite = threading.Thread(target=save, args=(checkpoints, 2))
-    links = itertools.count(1)
+    file, once = checkpoints.folder(PATH) / name, itertools.count()
 
-    def notice(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "os.link" and str(tmp_path) in str(arguments[0]) and next(links) == 2:
+    def notice(found: str, arguments: tuple[object, ...]) -> None:
+        if found == event and str(arguments[0]) == str(file) and not next(once):
             overwrite.start()
             if not checkpoints._publishing.locked():
                 overwrite.join()
 
     sys.addaudithook(notice)
+    return overwrite
+
+
+def test_a_checkpoint_that_is_overwritten_while_it_is_packed_is_packed_in_one_version(
+    checkpoints: CheckpointStore, tmp_path: Path
+) -> None:
+    save(checkpoints, 1)
+    row = checkpoints.require(PATH.uri, "ada")
+    overwrite = overwrite_at(checkpoints, "open", FILES[1])
+    (tmp_path / "archive").write_bytes(b"".join(pack(checkpoints.open_files(row))))
+    overwrite.join()
+    (tmp_path / "unpacked").mkdir()
+    unpack(tmp_path / "archive", tmp_path / "unpacked", 10**6)
+    assert [(tmp_path / "unpacked" / name).read_text() for name in FILES] == ["version 1"] * 2
+    with pytest.raises(NotFound):
+        checkpoints.open_files(row)
+
+
+def test_a_checkpoint_that_is_overwritten_while_another_run_loads_it_is_loaded_in_one_version(
+    checkpoints: CheckpointStore, tmp_path: Path
+) -> None:
+    save(checkpoints, 1)
+    overwrite = overwrite_at(checkpoints, "os.link", FILES[1])
     journal = Journal(tmp_path / "runs" / "other")
     references = References(run("4f0c-2:train:0"), journal, checkpoints)
     folder = references.to_load(LoadWeights(path=PATH.uri, optimizer=True), 1)

@@ -135,7 +135,7 @@ class SamplingSession:
         await self.make_room(self)
 
     async def _load(self, engine: EngineProcess) -> None:
-        row, saved = self.row, None
+        row = self.row
         folder = await asyncio.to_thread(self.evicted.find, row)
         if folder is None and row.run_id is not None:
             await self.restore_run(row.run_id, row.user)
@@ -149,14 +149,24 @@ class SamplingSession:
         if folder is not None:
             await asyncio.to_thread(os.utime, folder)  # the least recently used are deleted first
         elif row.model_path is not None:
-            checkpoints, checkpoint = self.shared.checkpoints, await self._checkpoint()
-            if checkpoint is None:
-                raise self._no_longer_kept()
-            folder = await asyncio.to_thread(checkpoints.verified_folder, checkpoint)
-            saved = await asyncio.to_thread(checkpoints.weights_digest, checkpoint)
+            return await self._load_checkpoint(engine)
         source = str(folder) if folder is not None else None
         digest = await engine.call("create_sampler", sampler_id=row.id, folder=source)
-        await self._check_digest(digest, engine, saved)
+        await self._check_digest(digest, engine)
+
+    async def _load_checkpoint(self, engine: EngineProcess) -> None:
+        """Load the sampler's checkpoint, which may be deleted or overwritten meanwhile."""
+        if (checkpoint := await self._checkpoint()) is None:
+            raise self._no_longer_kept()
+        try:
+            verified = self.shared.checkpoints.verified
+            folder, saved = await asyncio.to_thread(verified, checkpoint)
+            digest = await engine.call("create_sampler", sampler_id=self.row.id, folder=str(folder))
+            await self._check_digest(digest, engine, saved)
+        except (UserError, OSError, RuntimeError) as error:
+            if await self._checkpoint() is None:
+                raise self._no_longer_kept() from error
+            raise
 
     async def freeze(self, engine: EngineProcess) -> None:
         """Take the weights of the sampler's run as they are now.
