@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from mint.service import background
 from mint.service.access.auth import LOCAL_USER
 from mint.service.checkpoints.storage import DESCRIPTION, CheckpointPath, NewCheckpoint
 from mint.service.engines.process import EngineProcess
@@ -84,6 +85,28 @@ def test_a_sampler_that_is_used_while_its_session_is_released_is_still_known(
         await releasing
         assert await samplers.find(sampler.row.id, LOCAL_USER) is again
         assert again.engine is engine
+
+    with_sampler(tmp_path, tiny_model, work)
+
+
+def test_a_session_that_is_released_while_its_sampler_loads_leaves_no_weights_in_the_engine(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    async def work(local: Local, sampler: SamplingSession, engine: EngineProcess) -> None:
+        samplers, session = local.service.samplers, sampler.row.session_id
+        await asyncio.gather(*background._running)  # it may still be loading
+        await sampler.drop()
+        waiting = asyncio.create_task(samplers._preload(sampler))  # it waits for its engine
+        await samplers.release_session(session)
+        await waiting
+        assert (await engine.call("memory"))["samplers_resident"] == 0
+        again = await samplers.find(sampler.row.id, LOCAL_USER)
+        loading = asyncio.create_task(samplers._preload(again))
+        while not again.is_loading:
+            await asyncio.sleep(0)
+        assert samplers.is_sampling(session), "housekeeping keeps the session for now"
+        await loading
+        assert not samplers.is_sampling(session)
 
     with_sampler(tmp_path, tiny_model, work)
 

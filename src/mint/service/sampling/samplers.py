@@ -81,7 +81,8 @@ class Samplers:
     async def _preload(self, sampler: SamplingSession) -> None:
         try:
             async with self._shared.engines.using(sampler.row.base_model) as engine:
-                await sampler.load(engine)
+                if self._samplers.get(sampler.row.id) is sampler:  # not released meanwhile
+                    await sampler.load(engine)
         except (ApiError, *EXPLAINED, RuntimeError) as error:
             log.warning("%s is not loaded yet: %s", sampler.row.id, error)
 
@@ -186,8 +187,8 @@ class Samplers:
                 await sampler.drop()
 
     def is_sampling(self, session_id: str) -> bool:
-        """Return whether a sampler of the session is in use."""
-        return any(sampler.users for sampler in self._in_session(session_id))
+        """Return whether a sampler of the session is in use or being loaded."""
+        return any(s.users or s.is_loading for s in self._in_session(session_id))
 
     def _in_session(self, session_id: str) -> list[SamplingSession]:
         return [s for s in self._samplers.values() if s.row.session_id == session_id]
