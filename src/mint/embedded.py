@@ -8,6 +8,7 @@ that happens: the child watches its parent.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import secrets
@@ -154,22 +155,30 @@ def _start(home: Path) -> EmbeddedService:
         raise
     # As with notebooks, the link has the key of this one service, so that the page can chat.
     line = f"mint: embedded service at {url} (dashboard: {url}/watch#key={key}, log: {log})"
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full
+        print(line, file=sys.stderr, flush=True)
     return EmbeddedService(url, key, log, process, parent=os.getpid(), home=home)
 
 
 def _new_log(home: Path) -> Path:
-    folder = home / "logs"
+    """Create a log that only this user can read, and delete the oldest ones.
+
+    Services in several containers may start in the same second with the same process id.
+    """
+    folder, started = home / "logs", time.strftime("%Y%m%d-%H%M%S")
+    log = folder / f"embedded-{started}-{os.getpid()}-{secrets.token_hex(3)}.log"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for each in (home, folder):
+            each.mkdir(0o700, parents=True, exist_ok=True)
+        for old in sorted(folder.glob("embedded-*.log"))[: 1 - KEPT_LOGS]:
+            old.unlink(missing_ok=True)
+        log.touch(0o600)
     except OSError as error:
         raise EmbeddedServiceError(
             f"The embedded service cannot write to its home folder: {error}. "
             "Set MINT_HOME to a folder that you can write to."
         ) from error
-    for old in sorted(folder.glob("embedded-*.log"))[: 1 - KEPT_LOGS]:
-        old.unlink(missing_ok=True)
-    return folder / f"embedded-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    return log
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mint.embedded import KEPT_LOGS, _new_log
+from mint.embedded import KEPT_LOGS, EmbeddedServiceError, _new_log
 
 HELLO = """
 import sys, mint
@@ -196,6 +196,30 @@ def test_the_end_of_the_service_is_reported_with_its_log(embedded: dict[str, str
     report = next(line for line in lines if "ended with exit code -9" in line)
     assert ".log" in report
     script.communicate()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_script_whose_messages_cannot_be_written_still_gets_a_service(
+    embedded: dict[str, str], closed: bool
+) -> None:
+    close = "import sys; sys.stderr.close()\n" if closed else ""
+    command = [sys.executable, "-c", close + HELLO]
+    with open("/dev/full", "w") as full:
+        script = subprocess.run(command, env=embedded, stdout=subprocess.PIPE, stderr=full)
+    assert ends(int(script.stdout))
+
+
+def test_a_log_has_a_name_of_its_own_and_is_private(tmp_path: Path) -> None:
+    logs = {_new_log(tmp_path / "home") for _ in range(3)}
+    assert len(logs) == 3
+    for path in (*logs, tmp_path / "home", tmp_path / "home" / "logs"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_folder_of_logs_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "logs").symlink_to("/proc/self")
+    with pytest.raises(EmbeddedServiceError, match="Set MINT_HOME to a folder"):
+        _new_log(tmp_path)
 
 
 def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:
