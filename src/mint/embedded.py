@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 from mint.home import default_home
 
@@ -88,7 +88,7 @@ def bypass_proxies(url: str) -> None:
     The clients' HTTP libraries read the same variables.
     """
     proxies, host = getproxies_environment(), urlsplit(url).hostname or ""
-    if proxies and is_this_machine(url) and not proxy_bypass_environment(host, proxies):
+    if proxies and is_this_machine(url) and not proxy_bypass(host):
         excepted = ",".join(filter(None, (proxies.get("no"), host)))
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = excepted
 
