@@ -16,6 +16,7 @@ from sqlalchemy import text
 
 from mint.service import background
 from mint.service.access.auth import LOCAL_USER
+from mint.service.access.scopes import Caller
 from mint.service.checkpoints.storage import DESCRIPTION, CheckpointPath, NewCheckpoint
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import UserError
@@ -107,6 +108,26 @@ def test_a_session_that_is_released_while_its_sampler_loads_leaves_no_weights_in
         assert samplers.is_sampling(session), "housekeeping keeps the session for now"
         await loading
         assert not samplers.is_sampling(session)
+
+    with_sampler(tmp_path, tiny_model, work)
+
+
+def test_weights_that_no_one_can_ask_for_by_name_any_more_are_not_saved(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """They were saved when a checkpoint that an OpenAI client had used was deleted."""
+
+    async def work(local: Local, sampler: SamplingSession, engine: EngineProcess) -> None:
+        path, caller = str(sampler.row.model_path), Caller(LOCAL_USER, LOCAL_USER)
+        named = await local.service.samplers.named(caller, path)
+        await named.load(engine)
+        checkpoints = local.service.checkpoints
+        checkpoints.delete(checkpoints.require(path, LOCAL_USER))
+        await named.evict()
+        assert named.engine is None
+        assert not list(tmp_path.glob("samplers/*"))
+        await sampler.evict()
+        assert len(list(tmp_path.glob("samplers/*/*"))) == 1, "a client has the id of this one"
 
     with_sampler(tmp_path, tiny_model, work)
 

@@ -14,7 +14,7 @@ from mint.service.futures import Response, WaitReason
 from mint.service.results import Share
 from mint.service.sampling.evicted import EvictedSamplers
 from mint.service.sampling.progress import AdmittedSample, SamplesInProgress
-from mint.service.sampling.session import OnTokens, RestoreRun, SamplingSession
+from mint.service.sampling.session import NAMED, OnTokens, RestoreRun, SamplingSession
 from mint.service.shared_components import SharedComponents
 from mint.service.store.database import RunRow, SamplerRow
 from mint.service.wire import codec
@@ -23,7 +23,6 @@ from mint.service.wire.requests import CreateSamplingSession, SampleBody
 
 log = logging.getLogger(__name__)
 _USUAL_CONTEXT = 4096  # what a sample without max_tokens may take, until its model is loaded
-_NAMED = "named"  # the session id of samplers that OpenAI clients request by name
 
 
 class Samplers:
@@ -91,7 +90,7 @@ class Samplers:
         is_path = model.startswith(("tinker://", "mint://"))
         row = await self._describe(caller, None if is_path else model, model if is_path else None)
         name = row.model_path or row.base_model
-        row.id, row.session_id = f"{_NAMED}:{caller.key}:{name}@{row.version}", _NAMED
+        row.id, row.session_id = f"{NAMED}:{caller.key}:{name}@{row.version}", NAMED
         sampler = self._open(row, caller.user)
         sampler.used_at = time.monotonic()
         return sampler
@@ -123,7 +122,7 @@ class Samplers:
         if sampler is None:
             row = await asyncio.to_thread(self._shared.store.get, SamplerRow, sampler_id, user)
             sampler = self._open(row) if row is not None else None
-        if sampler is None or sampler.row.user != user or sampler.row.session_id == _NAMED:
+        if sampler is None or sampler.row.user != user or sampler.row.session_id == NAMED:
             raise not_found("sampler", sampler_id, "Create one with create_sampling_client().")
         self._shared.sessions.saw(sampler.row.session_id, user)
         return sampler
@@ -181,7 +180,7 @@ class Samplers:
     async def release_named(self, idle_s: float) -> None:
         """Free the memory of samplers that clients without a session have not used for a while."""
         cutoff = time.monotonic() - idle_s
-        for sampler in self._in_session(_NAMED):
+        for sampler in self._in_session(NAMED):
             if sampler.users == 0 and sampler.used_at < cutoff:
                 self._samplers.pop(sampler.row.id, None)
                 await sampler.drop()
@@ -199,7 +198,7 @@ class Samplers:
             s.row.model_path
             for s in list(self._samplers.values())
             if s.row.model_path is not None
-            and (s.row.session_id != _NAMED or (s.engine is not None and s.engine.is_alive))
+            and (s.row.session_id != NAMED or (s.engine is not None and s.engine.is_alive))
         }
 
     @property

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 RestoreRun = Callable[[str, str], Awaitable[None]]
 """Restores a run of a user in its engine, and with it the run's samplers, unless it has ended."""
 OnTokens = Callable[[list[SampledToken]], None]
+NAMED = "named"  # the session id of samplers that OpenAI clients request by name
 
 
 class WeightsMismatch(UserError):
@@ -220,9 +221,11 @@ class SamplingSession:
         return found if is_same else None
 
     async def is_only_in_memory(self) -> bool:
-        """Return whether the weights would be lost with the engine."""
+        """Return whether the weights would be lost with the engine, and could be asked for."""
         if self.row.run_id is not None:
             return True
+        if self.row.session_id == NAMED:  # the name now means something else, or nothing
+            return False
         return self.row.model_path is not None and await self._checkpoint() is None
 
     async def evict(self) -> None:
