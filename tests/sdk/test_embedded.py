@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,6 +167,19 @@ def test_the_service_process_has_no_torch(embedded: dict[str, str]) -> None:
     service = child_of(script)
     assert "libtorch" not in Path(f"/proc/{service}/maps").read_text()
     script.communicate()
+
+
+def test_a_model_that_is_slow_to_load_does_not_delay_the_start(
+    embedded: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    """The models of config.yaml were loaded first, within the limit of the start."""
+    slow = Path(shutil.copytree(tiny_model, tmp_path / "slow"))
+    (slow / "model.safetensors").unlink()
+    os.mkfifo(slow / "model.safetensors")  # whoever reads it waits
+    settings = {"MINT_MODELS": f"a/slow={slow}", "MINT_PRELOAD": "a/slow"}
+    ask = "print(client.get_server_capabilities().supported_models[0].model_name)"
+    output, errors = start(HELLO + ask, {**embedded, **settings}).communicate(timeout=60)
+    assert output.split()[1:] == ["a/slow"], errors
 
 
 def test_a_failed_start_shows_the_log_and_what_to_do(embedded: dict[str, str]) -> None:
