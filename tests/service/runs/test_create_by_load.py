@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 import tinker
 
-from mint.service.store.database import CheckpointRow
+from mint.service.access.auth import LOCAL_USER
 from tests.reliability.local import Local, with_service
 from tests.service.checkpoints.test_retention import result
 from tests.service.checkpoints.test_transfers import train
@@ -102,7 +104,7 @@ def test_a_checkpoint_without_an_optimizer_or_of_another_model(raw: RawClient) -
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_not_replaced_by_a_fresh_adapter(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Path
 ) -> None:
     async def work(local: Local) -> None:
         checkpoints, session = local.service.checkpoints, await local.session()
@@ -111,17 +113,16 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_not_replaced_by_a_fresh_adapt
         source = (await result(local, await local.post("/create_model", made)))["model_id"]
         saving = {"model_id": source, "seq_id": 1, "path": "x"}
         path = (await result(local, await local.post("/save_weights", saving)))["path"]
-        verified = checkpoints.verified_folder
+        row, once = checkpoints.require(path, LOCAL_USER), itertools.count()
 
-        def verified_and_deleted(row: CheckpointRow) -> Path:
-            folder = verified(row)
-            checkpoints.delete(row)
-            return folder
+        def delete(event: str, arguments: tuple[object, ...]) -> None:
+            if event == "os.mkdir" and "snapshot-" in str(arguments[0]) and not next(once):
+                checkpoints.delete(row)
 
-        monkeypatch.setattr(checkpoints, "verified_folder", verified_and_deleted)
+        sys.addaudithook(delete)
         refused = await local.post("/load_weights", creation(session, path))
-        assert refused.status_code == 503, refused.text
-        assert "No such file" in refused.text
+        assert refused.status_code == 404, refused.text
+        assert "was deleted meanwhile" in refused.text
         assert (await local.post("/load_weights", creation(session, path))).status_code == 404
 
     with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,4 +87,19 @@ def test_a_checkpoint_that_is_overwritten_while_another_run_loads_it_is_loaded_i
     folder = references.to_load(LoadWeights(path=PATH.uri, optimizer=True), 1)
     overwrite.join()
     assert [(folder / name).read_text() for name in FILES] == ["version 1", "version 1"]
+    journal.close()
+
+
+def test_a_run_that_is_created_from_a_checkpoint_begins_with_one_version_of_it(
+    checkpoints: CheckpointStore, tmp_path: Path
+) -> None:
+    save(checkpoints, 1)
+    row = checkpoints.require(PATH.uri, "ada")
+    overwrite = overwrite_at(checkpoints, "os.link", FILES[1])
+    journal = Journal(tmp_path / "runs" / "other")
+    journal.begin_from(partial(checkpoints.link, row, start=("adapter_", "optimizer")))
+    overwrite.join()
+    assert journal.snapshot_folder is not None
+    found = [(journal.snapshot_folder / name).read_text() for name in FILES]
+    assert found == ["version 1", "version 1"]
     journal.close()

@@ -150,12 +150,15 @@ class CheckpointStore:
         verify(folder, self._description(at).sha256, f"The checkpoint {at.uri}")
         return folder
 
-    def link(self, at: CheckpointRow, folder: Path, start: str = "") -> None:
-        """Link files of a checkpoint, those whose names have this start, into another folder.
+    def link(self, at: CheckpointRow, folder: Path, start: str | tuple[str, ...] = "") -> None:
+        """Link files of a checkpoint, those whose names have such a start, into another folder.
 
-        All are of one version, also if it is overwritten meanwhile. Raises FilesDamaged.
+        All are of one version, also if it is overwritten meanwhile. Raises FilesDamaged, or
+        NotFound if it was deleted.
         """
         with self._publishing:
+            if self._store.checkpoint(at.run_id, at.kind, at.name) is None:
+                raise NotFound(f"{at.uri} was deleted meanwhile.")
             wanted = self._description(at).sha256
             found = [f for f in self.folder(at).iterdir() if f.name != DESCRIPTION]
             link_files((file for file in found if file.name.startswith(start)), folder)

@@ -11,13 +11,13 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mint.service.errors import ApiError, Category
-from mint.service.files import checksums, link_files, sync, sync_folder, verify
+from mint.service.files import checksums, sync, sync_folder, verify
 from mint.service.futures import Response
 from mint.service.runs.journal_records import encode, read_record, records_after
 from mint.service.runs.stream import GRADIENT_KINDS
@@ -264,11 +264,11 @@ class Journal:
 
     # ---- snapshots ------------------------------------------------------------------------------
 
-    def begin_from(self, files: Iterable[Path]) -> None:
-        """Start an empty journal from a snapshot with these files, not from a fresh adapter."""
+    def begin_from(self, fill: Callable[[Path], None]) -> None:
+        """Start an empty journal from a snapshot with some files, not from a fresh adapter."""
         if self.snapshot_folder is None and not self.entries:
             folder = self.new_snapshot_folder(1)
-            link_files(files, folder)
+            fill(folder)
             self.cut(folder, 1)
 
     def new_snapshot_folder(self, first: int) -> Path:

@@ -5,8 +5,9 @@ import contextlib
 import logging
 import secrets
 import shutil
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +72,16 @@ class Runs:
         if request.optimizer:
             require_optimizer(found)
         row = RunRow(base_model=found.base_model, lora=found.lora)
-        folder = await asyncio.to_thread(self._shared.checkpoints.verified_folder, found)
         wanted = ("adapter_", OPTIMIZER) if request.optimizer else ("adapter_",)
-        # Unlike glob(), iterdir() fails if the folder was deleted meanwhile.
-        files = [file for file in folder.iterdir() if file.name.startswith(wanted)]
-        return await self._create(caller, request, row, files)
+        fill = partial(self._shared.checkpoints.link, found, start=wanted)
+        return await self._create(caller, request, row, fill)
 
     async def _create(
         self,
         caller: Caller,
         request: CreateModel | CreateByLoad,
         row: RunRow,
-        files: Sequence[Path] = (),
+        fill: Callable[[Path], None] | None = None,
     ) -> str:
         user = row.user = caller.user
         row.key, row.session_id = caller.key, request.session_id
@@ -101,8 +100,8 @@ class Runs:
                 self._folder(row.id).mkdir(parents=True, exist_ok=True)
                 run = await self._get(row.id, user)
                 try:
-                    if files:
-                        await run.begin_from(files)
+                    if fill is not None:
+                        await run.begin_from(fill)
                 except Exception as error:  # without them it would begin with fresh weights
                     failure = Response.failure(str(error), "server")
                     self._shared.futures.finish(request_id, failure)

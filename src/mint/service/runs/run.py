@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -291,10 +291,10 @@ class TrainingRun:
             if not self._is_released:
                 await self._in_engine.enter()
 
-    async def begin_from(self, files: Sequence[Path]) -> None:
+    async def begin_from(self, fill: Callable[[Path], None]) -> None:
         """Start a new run from a checkpoint's files; a repeated call changes nothing."""
         async with self._turn:
-            await asyncio.to_thread(self._journal.begin_from, files)
+            await asyncio.to_thread(self._journal.begin_from, fill)
 
     async def prepare_to_leave(self, engine: EngineProcess) -> None:
         """Snapshot the run before its engine is unloaded, to restore it without a replay."""
