@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from ipaddress import ip_address
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import tinker
 from tinker import types as tinker_types
@@ -19,7 +17,13 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.lib.retry_handler import RetryConfig
 
-from mint.embedded import embedded_service, named_key, named_url
+from mint.embedded import (
+    bypass_proxies,
+    embedded_service,
+    is_this_machine,
+    named_key,
+    named_url,
+)
 from mint.extensions import fetch_digest, send_extended_sample
 from mint.reverse_kl import ReverseKLDatum, ReverseKLOutput, submit_reverse_kl
 from mint.tokenizer import fetch_tokenizer, plain_tokenizer
@@ -34,9 +38,10 @@ def resolve_service(base_url: str | None, api_key: str | None) -> tuple[str, str
     if not url:
         service = embedded_service()
         return service.url, service.key
+    bypass_proxies(url)
     if key:
         return url, wire_key(key)
-    if _is_this_machine(url):
+    if is_this_machine(url):
         return url, "tml-local"
     raise tinker.TinkerError(
         f"There is no API key for {url}. Set MINT_API_KEY, or pass api_key=... to the client."
@@ -59,14 +64,6 @@ def wire_path(path: str) -> str:
     'tinker://run/weights/final'
     """
     return "tinker://" + path.removeprefix("mint://") if path.startswith("mint://") else path
-
-
-def _is_this_machine(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _as(client_class: type[_Client], client: Any) -> _Client:

@@ -8,6 +8,7 @@ that happens: the child watches its parent.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import secrets
@@ -17,7 +18,10 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from mint.home import default_home
 
@@ -63,9 +67,31 @@ def named_url(url: str | None) -> str | None:
 
 
 def named_key(key: str | None) -> str | None:
-    """Return the API key that was passed, or that is set in the environment."""
+    """Return the API key that was passed, or that is set in the environment. Raises ValueError."""
     found = key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
-    return found.strip() if found else None  # a key that was read from a file may end a line
+    found = found.strip() if found else None  # a key that was read from a file may end a line
+    if found and not (found.isascii() and found.isprintable()):
+        raise ValueError("The API key has a character that no key has. Copy it again.")
+    return found
+
+
+def is_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bypass_proxies(url: str) -> None:
+    """Except a service on this machine from the proxies in the environment, which cannot reach it.
+
+    The clients' HTTP libraries read the same variables.
+    """
+    proxies, host = getproxies_environment(), urlsplit(url).hostname or ""
+    if proxies and is_this_machine(url) and not proxy_bypass(host):
+        excepted = ",".join(filter(None, (proxies.get("no"), host)))
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = excepted
 
 
 def embedded_service(home: Path | None = None) -> EmbeddedService:
@@ -82,6 +108,7 @@ def embedded_service(home: Path | None = None) -> EmbeddedService:
             _end(old.process)
         if _running is None or not _running.alive:
             _running = _start(place)
+            bypass_proxies(_running.url)
             threading.Thread(target=_report_end, args=(_running,), daemon=True).start()
         return _running
 
@@ -129,22 +156,30 @@ def _start(home: Path) -> EmbeddedService:
         raise
     # As with notebooks, the link has the key of this one service, so that the page can chat.
     line = f"mint: embedded service at {url} (dashboard: {url}/watch#key={key}, log: {log})"
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full
+        print(line, file=sys.stderr, flush=True)
     return EmbeddedService(url, key, log, process, parent=os.getpid(), home=home)
 
 
 def _new_log(home: Path) -> Path:
-    folder = home / "logs"
+    """Create a log that only this user can read, and delete the oldest ones.
+
+    Services in several containers may start in the same second with the same process id.
+    """
+    folder, started = home / "logs", time.strftime("%Y%m%d-%H%M%S")
+    log = folder / f"embedded-{started}-{os.getpid()}-{secrets.token_hex(3)}.log"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for each in (home, folder):
+            each.mkdir(0o700, parents=True, exist_ok=True)
+        for old in sorted(folder.glob("embedded-*.log"))[: 1 - KEPT_LOGS]:
+            old.unlink(missing_ok=True)
+        log.touch(0o600)
     except OSError as error:
         raise EmbeddedServiceError(
             f"The embedded service cannot write to its home folder: {error}. "
             "Set MINT_HOME to a folder that you can write to."
         ) from error
-    for old in sorted(folder.glob("embedded-*.log"))[: 1 - KEPT_LOGS]:
-        old.unlink(missing_ok=True)
-    return folder / f"embedded-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    return log
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mint.embedded import KEPT_LOGS, _new_log
+from mint.embedded import KEPT_LOGS, EmbeddedServiceError, _new_log
 
 HELLO = """
 import sys, mint
@@ -145,11 +146,40 @@ asyncio.run(cell())
     assert output.strip() == "2", errors
 
 
+def test_the_proxies_of_the_environment_are_not_asked_for_the_service(
+    embedded: dict[str, str],
+) -> None:
+    """They cannot reach it, and the client tried again without end."""
+    proxy = "http://127.0.0.1:9"
+    names = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    ask = """
+from mint.commands.shared.remote import Remote
+print(client.get_server_capabilities().supported_models[0].model_name, flush=True)
+print(Remote(embedded_service().url).answers(), __import__("os").environ["NO_PROXY"])
+"""
+    environment = {**embedded, **dict.fromkeys(names, proxy), "NO_PROXY": "example.org"}
+    output, errors = start(HELLO + ask, environment).communicate(timeout=60)
+    assert output.split()[1:] == ["Qwen/Qwen3-0.6B", "True", "example.org,127.0.0.1"], errors
+
+
 def test_the_service_process_has_no_torch(embedded: dict[str, str]) -> None:
     script = start(HELLO + WAIT, embedded)
     service = child_of(script)
     assert "libtorch" not in Path(f"/proc/{service}/maps").read_text()
     script.communicate()
+
+
+def test_a_model_that_is_slow_to_load_does_not_delay_the_start(
+    embedded: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    """The models of config.yaml were loaded first, within the limit of the start."""
+    slow = Path(shutil.copytree(tiny_model, tmp_path / "slow"))
+    (slow / "model.safetensors").unlink()
+    os.mkfifo(slow / "model.safetensors")  # whoever reads it waits
+    settings = {"MINT_MODELS": f"a/slow={slow}", "MINT_PRELOAD": "a/slow"}
+    ask = "print(client.get_server_capabilities().supported_models[0].model_name)"
+    output, errors = start(HELLO + ask, {**embedded, **settings}).communicate(timeout=60)
+    assert output.split()[1:] == ["a/slow"], errors
 
 
 def test_a_failed_start_shows_the_log_and_what_to_do(embedded: dict[str, str]) -> None:
@@ -180,6 +210,30 @@ def test_the_end_of_the_service_is_reported_with_its_log(embedded: dict[str, str
     report = next(line for line in lines if "ended with exit code -9" in line)
     assert ".log" in report
     script.communicate()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_script_whose_messages_cannot_be_written_still_gets_a_service(
+    embedded: dict[str, str], closed: bool
+) -> None:
+    close = "import sys; sys.stderr.close()\n" if closed else ""
+    command = [sys.executable, "-c", close + HELLO]
+    with open("/dev/full", "w") as full:
+        script = subprocess.run(command, env=embedded, stdout=subprocess.PIPE, stderr=full)
+    assert ends(int(script.stdout))
+
+
+def test_a_log_has_a_name_of_its_own_and_is_private(tmp_path: Path) -> None:
+    logs = {_new_log(tmp_path / "home") for _ in range(3)}
+    assert len(logs) == 3
+    for path in (*logs, tmp_path / "home", tmp_path / "home" / "logs"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_folder_of_logs_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "logs").symlink_to("/proc/self")
+    with pytest.raises(EmbeddedServiceError, match="Set MINT_HOME to a folder"):
+        _new_log(tmp_path)
 
 
 def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:

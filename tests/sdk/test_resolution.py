@@ -52,6 +52,12 @@ def test_the_key_is_the_argument_then_mints_then_tinkers_variable(
     assert resolve_service(HERE, argument)[1] == key
 
 
+def test_a_key_that_cannot_be_sent_is_refused_without_being_repeated() -> None:
+    with pytest.raises(ValueError, match="a character that no key has") as raised:
+        resolve_service(HERE, "tml-cl\u00e9")
+    assert "cl\u00e9" not in str(raised.value)
+
+
 def test_keys_are_sent_in_the_form_that_the_protocol_wants() -> None:
     assert wire_key("secret") == "tml-secret"
     assert wire_key("tml-secret") == "tml-secret"

@@ -67,10 +67,14 @@ class Service(SharedComponents):
         ]
 
     async def preload(self) -> None:
-        """Load the models of the settings; then the service is ready."""
-        for name in self.settings.models:
+        """Load the models of the settings; then the service is ready.
+
+        The service of a script loads each when it is first used: its start has a limit.
+        """
+        names = self.settings.models if self.settings.parent_pid is None else ()
+        for name in names:
             await self.engines.locate(name)
-        await asyncio.gather(*(self.engines.get(name) for name in self.settings.models))
+        await asyncio.gather(*(self.engines.get(name) for name in names))
         self.is_ready = True
 
     def why_paused(self) -> str | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.service_fixture import MODEL, KeyedService, RawClient
@@ -60,6 +61,13 @@ def test_without_a_good_key_nothing_answers(keyed_service: KeyedService) -> None
         assert answer.status_code == 401
         assert "mint keys create" in answer.json()["detail"]
     assert RawClient(url, "").http.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_scheme_of_a_key_may_be_in_any_case(keyed_service: KeyedService, scheme: str) -> None:
+    url = f"{keyed_service.live.base_url}/api/v1/auth/apikey/me"
+    headers = {"Authorization": f"{scheme} {keyed_service.keys['bob']}"}
+    assert httpx.get(url, headers=headers).status_code == 200
 
 
 def test_beyond_loopback_the_service_does_not_start_without_a_key(tmp_path: Path) -> None:

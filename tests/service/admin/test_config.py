@@ -223,3 +223,8 @@ def test_changing_aliases_leaves_the_rest_of_the_file(home: Path, text: str) -> 
     assert (yaml.safe_load(file.read_text()) or {}) == before
     for comment in ("# ours", "# first", "# last", "# a comment"):
         assert (comment in file.read_text()) == (comment in text)
+
+
+def test_a_home_folder_that_is_created_for_aliases_is_private(tmp_path: Path) -> None:
+    write_aliases(tmp_path / "home" / "config.yaml", {"a/b": Path("/m")})
+    assert (tmp_path / "home").stat().st_mode & 0o077 == 0

@@ -236,6 +236,15 @@ def test_half_a_character_in_a_stop_string_is_refused_at_once(
         assert "ud800 alone is half of one" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("stop", ["", [""], ["a", ""]])
+def test_an_empty_stop_string_is_refused(
+    raw: RawClient, shared: dict[str, str], stop: str | list[str]
+) -> None:
+    """Every text contains it, so that each sample ended after one token."""
+    answer = post_sample(raw, shared, {"stop": stop, "max_tokens": 3})
+    assert "stop has an empty string" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("top_k", [0, 272, 10**6, 2**31, 2**63, 2**70])
 def test_a_top_k_beyond_the_vocabulary_leaves_nothing_out(
     raw: RawClient, shared: dict[str, str], top_k: int

@@ -39,7 +39,8 @@ def test_what_is_packed_unpacks_to_the_same(tmp_path: Path) -> None:
     target.mkdir()
     for name, size in (("adapter_model.safetensors", 3000), ("adapter_config.json", 2)):
         (source / name).write_bytes(bytes(size))
-    (tmp_path / "archive").write_bytes(b"".join(pack(source)))
+    packed_files = [(source / file.name).open("rb") for file in source.iterdir()]
+    (tmp_path / "archive").write_bytes(b"".join(pack(packed_files)))
     with tarfile.open(tmp_path / "archive", "r:gz") as packed:
         assert packed.getnames()[-1] == "checkpoint_complete"
     unpack(tmp_path / "archive", target, LIMIT)

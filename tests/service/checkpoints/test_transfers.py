@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,13 @@ import tinker
 from safetensors.numpy import save
 from tinker import types
 
+from mint.service.checkpoints.storage import CheckpointPath
+from mint.service.engines.process import EngineProcess
+from mint.service.sampling.session import SamplingSession
+from tests.reliability.local import Local
+from tests.service.checkpoints.test_retention import result
 from tests.service.samples import datum, prompt
+from tests.service.sampling.test_release import overwrite_while_read, save_other, with_sampler
 from tests.service_fixture import MODEL, LiveService, RawClient
 
 STEP = types.AdamParams(learning_rate=1e-2)
@@ -249,6 +256,26 @@ def test_a_mixture_of_checkpoints_can_be_sampled(
     assert "already exists" in taken["error"]
     unnamed = interpolate(raw, source_paths=paths, coefficients=[0.5, 0.5])
     assert unnamed["path"].startswith(f"tinker://{training.model_id}/sampler_weights/")
+
+
+def test_a_checkpoint_that_is_overwritten_while_it_is_mixed_is_mixed_in_one_version(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    async def work(local: Local, sampler: SamplingSession, _: EngineProcess) -> None:
+        path, other = str(sampler.row.model_path), await save_other(local)
+
+        async def mixed(name: str) -> bytes:
+            body = {"source_paths": [path], "coefficients": [0.5], "output_path": name}
+            answer = await local.post("/mint/checkpoints/interpolate", body)
+            found = await result(local, answer)
+            folder = local.service.checkpoints.folder(CheckpointPath.parse(found["path"]))
+            return (folder / "adapter_model.safetensors").read_bytes()
+
+        first = await mixed("first")
+        overwrite_while_read(local, path, other, "adapter_model.safetensors")
+        assert await mixed("second") == first
+
+    with_sampler(tmp_path, tiny_model, work)
 
 
 def test_a_mixture_of_nonsense_is_refused(training: tinker.TrainingClient, raw: RawClient) -> None:

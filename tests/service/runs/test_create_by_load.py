@@ -14,7 +14,6 @@ import tinker
 
 from mint.service.access.auth import LOCAL_USER
 from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
-from mint.service.store.database import CheckpointRow
 from tests.reliability.local import Local, with_service
 from tests.service.checkpoints.test_retention import result
 from tests.service.checkpoints.test_transfers import train
@@ -107,7 +106,7 @@ def test_a_checkpoint_without_an_optimizer_or_of_another_model(raw: RawClient) -
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_not_replaced_by_a_fresh_adapter(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Path
 ) -> None:
     async def work(local: Local) -> None:
         checkpoints, session = local.service.checkpoints, await local.session()
@@ -116,17 +115,16 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_not_replaced_by_a_fresh_adapt
         source = (await result(local, await local.post("/create_model", made)))["model_id"]
         saving = {"model_id": source, "seq_id": 1, "path": "x"}
         path = (await result(local, await local.post("/save_weights", saving)))["path"]
-        require = checkpoints.require
+        row, once = checkpoints.require(path, LOCAL_USER), itertools.count()
 
-        def found_and_deleted(text: str, user: str) -> CheckpointRow:
-            row = require(text, user)
-            checkpoints.delete(row)
-            return row
+        def delete(event: str, arguments: tuple[object, ...]) -> None:
+            if event == "os.mkdir" and "snapshot-" in str(arguments[0]) and not next(once):
+                checkpoints.delete(row)
 
-        monkeypatch.setattr(checkpoints, "require", found_and_deleted)
+        sys.addaudithook(delete)
         refused = await local.post("/load_weights", creation(session, path))
-        assert refused.status_code == 400, refused.text
-        assert "checkpoint.json is missing" in refused.text
+        assert refused.status_code == 404, refused.text
+        assert "was deleted meanwhile" in refused.text
         assert (await local.post("/load_weights", creation(session, path))).status_code == 404
 
     with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")

@@ -25,6 +25,7 @@ from mint.catalog import WEIGHTS_PACKAGES, Catalog, ModelNotFound, missing_from
 from mint.commands.shared.options import HomeOption, load_settings
 from mint.commands.shared.output import JsonOption, Mistake, print_json, size
 from mint.commands.shared.remote import Remote
+from mint.embedded import bypass_proxies
 from mint.rewards.code.sandbox import Sandbox, SandboxUnavailable
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ def check_port(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _is_mint(url: str) -> bool:
+    bypass_proxies(url)
     try:
         return httpx.get(f"{url}/readyz", timeout=5).json()["status"] in ("ready", "loading")
     except (httpx.HTTPError, ValueError, KeyError, TypeError):

@@ -10,7 +10,7 @@ import typer
 
 from mint.commands.shared.options import load_settings
 from mint.commands.shared.output import Mistake
-from mint.embedded import embedded_service, named_key, named_url
+from mint.embedded import bypass_proxies, embedded_service, named_key, named_url
 from mint.rl.runtime.connection import TRUST_IT
 
 UrlOption = Annotated[
@@ -31,8 +31,9 @@ class Remote:
         self.url = (named_url(url) or load_settings(None).local_url).rstrip("/")
         headers = {"X-API-Key": sent} if (sent := named_key(key)) else {}
         try:
+            bypass_proxies(self.url)
             self.http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, ValueError) as error:
             raise Mistake(f"{self.url} is not a URL: {error}. Write http://HOST:PORT") from error
 
     @classmethod

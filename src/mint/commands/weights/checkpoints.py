@@ -172,7 +172,9 @@ def _packed(file: Path) -> Iterator[Path]:
     if not (file / CONFIG).exists():
         raise Mistake(f"{file} has no {CONFIG}. Pass the folder that contains the adapter.")
     with tempfile.NamedTemporaryFile(suffix=".tar.gz") as archive:
-        archive.writelines(pack(file))
+        archive.writelines(
+            pack(each.open("rb") for each in sorted(file.iterdir()) if each.is_file())
+        )
         archive.flush()
         yield Path(archive.name)
 

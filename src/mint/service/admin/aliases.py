@@ -23,7 +23,7 @@ def read_aliases(file: Path) -> dict[str, Path]:
 def write_aliases(file: Path, aliases: Mapping[str, Path]) -> None:
     """Replace the aliases; keep comments and everything else in the file."""
     text = file.read_text() if file.is_file() else ""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(0o700, parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     draft.write_text(with_aliases(text, aliases))
     draft.replace(file)

@@ -4,9 +4,9 @@ import contextlib
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from mint.service.checkpoints.peft import CONFIG, OPTIMIZER, TENSORS
 from mint.service.checkpoints.storage import DESCRIPTION
@@ -29,21 +29,15 @@ _EXTENSIONS = (
 )
 
 
-def pack(
-    folder: Path, unchanged: contextlib.AbstractContextManager[object] | None = None
-) -> Iterator[bytes]:
-    """Return a checkpoint as ``.tar.gz`` in pieces; all files are opened before the first piece,
-    in a context in which they are ``unchanged``.
+def pack(files: Iterable[BinaryIO]) -> Iterator[bytes]:
+    """Return the open files of a checkpoint as ``.tar.gz`` in pieces, and close them.
 
     Weights do not compress, so gzip does not try. The last, empty file marks a complete archive.
     """
     gzip = zlib.compressobj(level=0, wbits=31)
     with contextlib.ExitStack() as opened:
-        with unchanged or contextlib.nullcontext():
-            found = [path for path in sorted(folder.iterdir()) if path.is_file()]
-            files = [(path.name, opened.enter_context(open(path, "rb"))) for path in found]
-        for name, file in files:
-            info = tarfile.TarInfo(name)
+        for file in [opened.enter_context(file) for file in files]:
+            info = tarfile.TarInfo(Path(file.name).name)
             info.size = os.fstat(file.fileno()).st_size
             yield gzip.compress(info.tobuf(tarfile.GNU_FORMAT))
             while piece := file.read(_PIECE):

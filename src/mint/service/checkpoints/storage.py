@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import not_, or_
@@ -151,18 +151,42 @@ class CheckpointStore:
     def link(self, at: CheckpointRow, folder: Path, start: str | tuple[str, ...] = "") -> None:
         """Link files of a checkpoint, those whose names start so, into another folder.
 
-        All are of one version, also if it is overwritten meanwhile. Raises FilesDamaged.
+        All are of one version, also if it is overwritten meanwhile. Raises FilesDamaged, or
+        NotFound if it was deleted.
         """
         with self._publishing:
+            if self._store.checkpoint(at.run_id, at.kind, at.name) is None:
+                raise NotFound(f"{at.uri} was deleted meanwhile.")
             wanted = self._description(at).sha256
             found = [f for f in self.folder(at).iterdir() if f.name != DESCRIPTION]
             link_files((file for file in found if file.name.startswith(start)), folder)
         wanted = {name: wanted[name] for name in wanted if name.startswith(start)}
         verify(folder, wanted, f"The checkpoint {at.uri}")
 
-    def unchanged(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which this service publishes and deletes no checkpoint."""
-        return self._publishing
+    def open_files(self, at: CheckpointRow) -> list[BinaryIO]:
+        """Open the files of a checkpoint. Raises NotFound if it was deleted or overwritten."""
+        with self._publishing:
+            self._require_current(at)
+            return [open(file, "rb") for file in sorted(self.folder(at).iterdir())]
+
+    def verified(self, at: CheckpointRow) -> tuple[Path, str | None]:
+        """Return a checkpoint's folder, and the digest of the adapter that was saved in it.
+
+        An uploaded one has no digest. Raises FilesDamaged, also if it is overwritten meanwhile, or
+        NotFound if it was deleted or overwritten before.
+        """
+        with self._publishing:
+            self._require_current(at)
+            description = self._description(at)
+        folder = self.folder(at)
+        verify(folder, description.sha256, f"The checkpoint {at.uri}")
+        return folder, description.adapter_digest
+
+    def _require_current(self, at: CheckpointRow) -> None:
+        """Raise NotFound if a checkpoint was deleted or overwritten since its row was read."""
+        found = self._store.checkpoint(at.run_id, at.kind, at.name)
+        if found is None or found.version != at.version:
+            raise NotFound(f"{at.uri} was deleted or replaced meanwhile. Try again.")
 
     def _description(self, at: CheckpointPath | CheckpointRow) -> Description:
         """Read ``checkpoint.json``, without which the other files cannot be checked.
@@ -194,10 +218,6 @@ class CheckpointStore:
         draft = self.folder(new.path).with_name(f".draft-{uuid.uuid4().hex}")
         draft.mkdir(parents=True)
         return draft
-
-    def weights_digest(self, row: CheckpointRow) -> str | None:
-        """Return the digest of the adapter that was saved; an uploaded one has none."""
-        return self._description(row).adapter_digest
 
     def publish(
         self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None

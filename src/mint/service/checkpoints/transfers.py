@@ -7,6 +7,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import tempfile
 import uuid
 from collections import defaultdict
@@ -212,12 +213,20 @@ class Transfers:
         run = _holder(caller, path.run_id, sources[0].base_model, sources[0].lora)
 
         def fill(draft: Path) -> None:
-            folders = [self._checkpoints.verified_folder(row) for row in sources]
+            adapters = []
             self._keep_reserve(sum(row.size_bytes for row in sources))
-            adapters = [AdapterFiles.read(folder) for folder in folders]
+            for index, row in enumerate(sources):
+                folder = inbox / str(index)
+                folder.mkdir()
+                self._checkpoints.link(row, folder, "adapter_")
+                adapters.append(AdapterFiles.read(folder))
             run.lora = asdict(mix(adapters, request.coefficients, draft, run.base_model))
 
-        self._write(NewCheckpoint(path, number), run, fill)
+        inbox = self.inbox()
+        try:
+            self._write(NewCheckpoint(path, number), run, fill)
+        finally:
+            shutil.rmtree(inbox, ignore_errors=True)
         return Response.json(
             {
                 "path": path.uri,

@@ -14,7 +14,7 @@ from mint.service.futures import Response, WaitReason
 from mint.service.results import Share
 from mint.service.sampling.evicted import EvictedSamplers
 from mint.service.sampling.progress import AdmittedSample, SamplesInProgress
-from mint.service.sampling.session import OnTokens, RestoreRun, SamplingSession
+from mint.service.sampling.session import NAMED, OnTokens, RestoreRun, SamplingSession
 from mint.service.shared_components import SharedComponents
 from mint.service.store.database import RunRow, SamplerRow
 from mint.service.wire import codec
@@ -23,7 +23,6 @@ from mint.service.wire.requests import CreateSamplingSession, SampleBody
 
 log = logging.getLogger(__name__)
 _USUAL_CONTEXT = 4096  # what a sample without max_tokens may take, until its model is loaded
-_NAMED = "named"  # the session id of samplers that OpenAI clients request by name
 
 
 class Samplers:
@@ -81,7 +80,8 @@ class Samplers:
     async def _preload(self, sampler: SamplingSession) -> None:
         try:
             async with self._shared.engines.using(sampler.row.base_model) as engine:
-                await sampler.load(engine)
+                if self._samplers.get(sampler.row.id) is sampler:  # not released meanwhile
+                    await sampler.load(engine)
         except (ApiError, *EXPLAINED, RuntimeError) as error:
             log.warning("%s is not loaded yet: %s", sampler.row.id, error)
 
@@ -90,7 +90,7 @@ class Samplers:
         is_path = model.startswith(("tinker://", "mint://"))
         row = await self._describe(caller, None if is_path else model, model if is_path else None)
         name = row.model_path or row.base_model
-        row.id, row.session_id = f"{_NAMED}:{caller.key}:{name}@{row.version}", _NAMED
+        row.id, row.session_id = f"{NAMED}:{caller.key}:{name}@{row.version}", NAMED
         sampler = self._open(row, caller.user)
         sampler.used_at = time.monotonic()
         return sampler
@@ -122,7 +122,7 @@ class Samplers:
         if sampler is None:
             row = await asyncio.to_thread(self._shared.store.get, SamplerRow, sampler_id, user)
             sampler = self._open(row) if row is not None else None
-        if sampler is None or sampler.row.user != user or sampler.row.session_id == _NAMED:
+        if sampler is None or sampler.row.user != user or sampler.row.session_id == NAMED:
             raise not_found("sampler", sampler_id, "Create one with create_sampling_client().")
         self._shared.sessions.saw(sampler.row.session_id, user)
         return sampler
@@ -180,14 +180,14 @@ class Samplers:
     async def release_named(self, idle_s: float) -> None:
         """Free the memory of samplers that clients without a session have not used for a while."""
         cutoff = time.monotonic() - idle_s
-        for sampler in self._in_session(_NAMED):
+        for sampler in self._in_session(NAMED):
             if sampler.users == 0 and sampler.used_at < cutoff:
                 self._samplers.pop(sampler.row.id, None)
                 await sampler.drop()
 
     def is_sampling(self, session_id: str) -> bool:
-        """Return whether a sampler of the session is in use."""
-        return any(sampler.users for sampler in self._in_session(session_id))
+        """Return whether a sampler of the session is in use or being loaded."""
+        return any(s.users or s.is_loading for s in self._in_session(session_id))
 
     def _in_session(self, session_id: str) -> list[SamplingSession]:
         return [s for s in self._samplers.values() if s.row.session_id == session_id]
@@ -198,7 +198,7 @@ class Samplers:
             s.row.model_path
             for s in list(self._samplers.values())
             if s.row.model_path is not None
-            and (s.row.session_id != _NAMED or (s.engine is not None and s.engine.is_alive))
+            and (s.row.session_id != NAMED or (s.engine is not None and s.engine.is_alive))
         }
 
     @property

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 RestoreRun = Callable[[str, str], Awaitable[None]]
 """Restores a run of a user in its engine, and with it the run's samplers, unless it has ended."""
 OnTokens = Callable[[list[SampledToken]], None]
+NAMED = "named"  # the session id of samplers that OpenAI clients request by name
 
 
 class WeightsMismatch(UserError):
@@ -135,7 +136,7 @@ class SamplingSession:
         await self.make_room(self)
 
     async def _load(self, engine: EngineProcess) -> None:
-        row, saved = self.row, None
+        row = self.row
         folder = await asyncio.to_thread(self.evicted.find, row)
         if folder is None and row.run_id is not None:
             await self.restore_run(row.run_id, row.user)
@@ -149,14 +150,24 @@ class SamplingSession:
         if folder is not None:
             await asyncio.to_thread(os.utime, folder)  # the least recently used are deleted first
         elif row.model_path is not None:
-            checkpoints, checkpoint = self.shared.checkpoints, await self._checkpoint()
-            if checkpoint is None:
-                raise self._no_longer_kept()
-            folder = await asyncio.to_thread(checkpoints.verified_folder, checkpoint)
-            saved = await asyncio.to_thread(checkpoints.weights_digest, checkpoint)
+            return await self._load_checkpoint(engine)
         source = str(folder) if folder is not None else None
         digest = await engine.call("create_sampler", sampler_id=row.id, folder=source)
-        await self._check_digest(digest, engine, saved)
+        await self._check_digest(digest, engine)
+
+    async def _load_checkpoint(self, engine: EngineProcess) -> None:
+        """Load the sampler's checkpoint, which may be deleted or overwritten meanwhile."""
+        if (checkpoint := await self._checkpoint()) is None:
+            raise self._no_longer_kept()
+        try:
+            verified = self.shared.checkpoints.verified
+            folder, saved = await asyncio.to_thread(verified, checkpoint)
+            digest = await engine.call("create_sampler", sampler_id=self.row.id, folder=str(folder))
+            await self._check_digest(digest, engine, saved)
+        except (UserError, OSError, RuntimeError) as error:
+            if await self._checkpoint() is None:
+                raise self._no_longer_kept() from error
+            raise
 
     async def freeze(self, engine: EngineProcess) -> None:
         """Take the weights of the sampler's run as they are now.
@@ -210,9 +221,11 @@ class SamplingSession:
         return found if is_same else None
 
     async def is_only_in_memory(self) -> bool:
-        """Return whether the weights would be lost with the engine."""
+        """Return whether the weights would be lost with the engine, and could be asked for."""
         if self.row.run_id is not None:
             return True
+        if self.row.session_id == NAMED:  # the name now means something else, or nothing
+            return False
         return self.row.model_path is not None and await self._checkpoint() is None
 
     async def evict(self) -> None:

@@ -76,7 +76,8 @@ def describe(faults: list[Any]) -> str:
         is_named = bool(names) and not _CONTENT.intersection(names)
         is_shown = isinstance(sent, int | float) or (isinstance(sent, str) and is_named)
         shown = f" (sent: {str(sent)[:80]})" if is_shown else ""
-        lines.append(f"{'.'.join(names) or 'the request'}: {fault['msg']}{shown}")
+        message = fault["msg"].removeprefix("Value error, ")  # pydantic's, before our own texts
+        lines.append(f"{'.'.join(names) or 'the request'}: {message}{shown}")
     return "; ".join(lines) + ". Correct the request and send it again."
 
 
@@ -328,7 +329,14 @@ class SamplingParamsField(Sampling):
             raise UserError("Set stop or stop_token_ids, not both.")
         if self.stop_token_ids is not None:
             return self.stop_token_ids
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        if "" in (stops or []):
+            # without it, [""] would be [], with which not even the end token stops a sample
+            raise UserError(
+                "stop has an empty string, which every text contains. Leave it out, or set stop to "
+                "null for the model's own end."
+            )
+        return stops
 
 
 class Prompt(Request):

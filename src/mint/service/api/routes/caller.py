@@ -18,6 +18,7 @@ from mint.service.service import Service
 from mint.service.wire.requests import read_json
 
 _SMALL_BYTES = 64 * 1024
+_BEARER = "bearer "  # in any case
 
 
 async def _service(request: Request) -> Service:
@@ -27,8 +28,9 @@ async def _service(request: Request) -> Service:
 
 async def _key(request: Request) -> str | None:
     """Return the presented key: ``X-API-Key``, or the bearer token of other clients."""
-    bearer = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    return request.headers.get("x-api-key") or bearer or None
+    sent = request.headers.get("authorization", "")
+    bearer = sent[len(_BEARER) :] if sent.lower().startswith(_BEARER) else sent
+    return request.headers.get("x-api-key") or bearer.strip() or None
 
 
 OneField = Annotated[str, Body(embed=True)]

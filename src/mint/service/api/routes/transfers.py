@@ -56,10 +56,10 @@ def download(service: TheService, token: str, name: str) -> Response:
         raise ApiError(
             404, f"{path.uri} was deleted, overwritten or made private. Request a new link."
         )
-    folder = service.checkpoints.folder(row)
     if link.file is None:
-        packed = pack(folder, service.checkpoints.unchanged())
-        return StreamingResponse(packed, media_type="application/gzip")
+        files = service.checkpoints.open_files(row)
+        return StreamingResponse(pack(files), media_type="application/gzip")
+    folder = service.checkpoints.folder(row)
     try:
         found = os.stat(folder / link.file)
     except OSError as error:
