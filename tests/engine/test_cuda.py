@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,8 +59,9 @@ CASES = [
 LIMITS = {"exact": (1e-4, 1e-5), "half": (3e-2, 3e-3), "bfloat16": (3e-1, 3e-2)}
 
 
-def load(family: str, folder: Path, precision: str = "half") -> BaseModel:
-    return BaseModel.load(family, build_model(folder / family, family), precision=precision)
+def load(family: str, folder: Path, precision: str = "half", **config: Any) -> BaseModel:
+    path = build_model(folder / family, family, **config)
+    return BaseModel.load(family, path, precision=precision)
 
 
 def rounded_weights(plain: PlainModel, model: BaseModel) -> PlainModel:
@@ -456,3 +459,51 @@ def test_a_decode_step_syncs_once_and_replays_one_graph(tmp_path: Path) -> None:
 def test_an_engine_says_how_much_of_the_gpu_it_holds(tmp_path: Path) -> None:
     held = Engine(load("llama", tmp_path), memory_gb=4).memory()
     assert 0 < held["device_bytes_used"] < held["device_bytes_capacity"]
+
+
+HUNGRY: dict[str, Any] = {"num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 64}
+"""With a context of 131,072 tokens, 512 rows would fill more than any GPU has."""
+
+
+@pytest.fixture
+def freed_memory() -> Iterator[None]:
+    """Other processes test on the same GPU."""
+    torch.cuda.empty_cache()
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def use(engine: Engine) -> None:
+    """Sample, and train on the prompt."""
+    prompt = ids("Q: 1 + 1?\nA:")
+    engine.create_run("run", LoraSpec(rank=4, seed=1))
+    datum = Datum(prompt[:-1], {"target_tokens": prompt[1:]})
+    engine.forward_backward("run", [ForwardBackward([datum] * 64, "cross_entropy")])
+    engine.optim_step("run", AdamSettings(learning_rate=0.02))
+    engine.create_sampler("sampler", run_id="run")
+    [result] = sample(engine, "sampler", SampleRequest(prompt, 64, 20, seed=1, stop=[]))
+    assert len(result.sequences) == 64
+
+
+def test_an_engine_beside_another_takes_a_share_of_what_is_left(
+    tmp_path: Path, freed_memory: None
+) -> None:
+    model = load("llama", tmp_path, max_position_embeddings=131_072, **HUNGRY)
+    free, _ = torch.cuda.mem_get_info()
+    first, second = Engine(model), Engine(model)
+    assert first.budget.kv_bytes > 0.2 * free
+    assert 0 < second.budget.kv_bytes < 0.75 * first.budget.kv_bytes
+    for engine in (second, first):
+        use(engine)
+
+
+def test_memory_gb_bounds_what_a_process_takes_of_the_gpu(
+    tmp_path: Path, freed_memory: None
+) -> None:
+    model = load("llama", tmp_path, max_position_embeddings=131_072, **HUNGRY)
+    first, second = Engine(model, memory_gb=8), Engine(model, memory_gb=8)
+    assert 0 < second.budget.kv_bytes < 0.75 * first.budget.kv_bytes
+    for engine in (second, first):
+        use(engine)
+    assert torch.cuda.memory_reserved() <= 8 * 2**30
