@@ -3,11 +3,12 @@
 A random byte model is paid for bytes below 128. How long an answer is, its task says: mostly 8 to
 24 tokens, and 160 for one task in six. Runs that differ in nothing but ``max_staleness`` take turns
 on one service, and rounds go back and forth, so that a machine that becomes slower is slower for
-all. The first step, in which the engine warms up, is left out.
+all. The first step, in which the engine warms up, is left out, and so is the last, while which
+nothing is sampled ahead.
 
 With ``--shape 0.6b`` the random byte model has the layers of Qwen3-0.6B, for a GPU.
-With ``--judge SECONDS`` the task is another one: SmolLM2-135M is asked to add numbers, and each
-answer is scored after that time, as by a judge on another machine.
+With ``--judge SECONDS`` each answer is scored after that time, as by a judge on another machine.
+Without a shape, the task is then another one: SmolLM2-135M is asked to add numbers.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ LONG, LONG_SHARE = 160, 1 / 6
 JUDGED_MODEL, JUDGED_TOKENS = "HuggingFaceTB/SmolLM2-135M-Instruct", 16
 
 
+@dataclass(frozen=True)
 class Uneven:
     """Pays for bytes below 128: half of what a random byte model writes."""
+
+    seconds: float = 0.0
 
     def build_dataset(self) -> list[tuple[int, int]]:
         return [(random.randint(0, 999), self._length()) for _ in range(64)]
@@ -47,6 +51,7 @@ class Uneven:
     async def rollout(self, task: tuple[int, int], chat: Chat) -> float:
         chat.user(f"{task[0]}")
         text = (await chat.reply(max_tokens=task[1])).text
+        await asyncio.sleep(self.seconds)
         return sum(character < "\x80" for character in text) / max(1, len(text))
 
 
@@ -109,17 +114,22 @@ def build_random(folder: Path, shape: str | None) -> Path:
     return build_model(folder / "qwen3", "qwen3", SPREAD, **config)
 
 
+def _is_addition(args: argparse.Namespace) -> bool:
+    return args.judge is not None and args.shape is None
+
+
 def measure(model: str, max_staleness: int, args: argparse.Namespace) -> Measured:
     """Train once, from the same start with the same prompts."""
-    task = Uneven() if args.judge is None else Judged(args.judge)
+    is_addition = _is_addition(args)
+    task = Judged(args.judge) if is_addition else Uneven(args.judge or 0.0)
     with tempfile.TemporaryDirectory() as folder:
         cfg = RLConfig(
             base_model=model,
             run_dir=f"{folder}/run",
-            steps=args.steps + 1,
+            steps=args.steps + 2,
             batch_size=args.prompts,
             group_size=args.group,
-            max_tokens=LONG if args.judge is None else JUDGED_TOKENS,
+            max_tokens=JUDGED_TOKENS if is_addition else LONG,
             temperature=1.0,
             learning_rate=args.learning_rate,
             aggregation="token",
@@ -136,10 +146,10 @@ def measure(model: str, max_staleness: int, args: argparse.Namespace) -> Measure
             await grpo(run)
 
         run_loop(timed, task, cfg)
-        first, *rows = read_rows(Path(folder, "run", METRICS))
+        first, *rows, _ = read_rows(Path(folder, "run", METRICS))
     return Measured(
         max_staleness,
-        [seconds - ended[0] for seconds in ended[1:]],
+        [seconds - ended[0] for seconds in ended[1:-1]],
         [row["reward/mean"] for row in rows],
         statistics.fmean(row["staleness/mean"] for row in rows),
         int(sum(row["staleness/dropped"] for row in rows)),
@@ -199,7 +209,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINT_HOME"] = f"{folder}/home"
         model = JUDGED_MODEL
-        if args.judge is None:
+        if not _is_addition(args):
             model = str(build_random(Path(folder, "model"), args.shape))
         if args.warm_up:  # a GPU's engine compiles and records in it
             for bound in args.staleness:

@@ -107,7 +107,7 @@ class SamplingClient(tinker.SamplingClient):
         class leaves out what a subclass of ``SamplingParams`` adds.
         """
         params = arguments[3]
-        if not isinstance(params, SamplingParams) or not (params.min_p or params.renormalize):
+        if not isinstance(params, SamplingParams) or not params.is_extended:
             return await super()._send_asample_request(*arguments)
         return await send_extended_sample(self, *arguments)
 

@@ -100,10 +100,13 @@ class _TokenIds:
         self.__doc__ = type(tokenizer).apply_chat_template.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        method = type(self._tokenizer).apply_chat_template.__get__(self._tokenizer)
-        signature = inspect.signature(method)
-        given = signature.bind(*args, **kwargs).arguments
+        function = type(self._tokenizer).apply_chat_template
+        signature = _signature(function)
+        given = signature.bind(self._tokenizer, *args, **kwargs).arguments
         needs_dict = given.get("return_assistant_tokens_mask")  # the mask comes in a dict only
         if "return_dict" in signature.parameters and "return_dict" not in given and not needs_dict:
             kwargs["return_dict"] = False
-        return method(*args, **kwargs)
+        return function(self._tokenizer, *args, **kwargs)
+
+
+_signature = cache(inspect.signature)  # it takes longer than rendering a message

@@ -18,7 +18,7 @@ DEFAULT_BETAS = (0.9, 0.999)
 class SamplingParams(tinker.types.SamplingParams):
     """Sampling parameters. The token ids of ``stop_token_ids`` are sent as those of ``stop``.
 
-    Only mint's service supports ``min_p`` and ``renormalize``.
+    Only mint's service supports ``min_p``, ``renormalize`` and ``seeds``.
     """
 
     stop_token_ids: Sequence[int] | None = Field(default=None, exclude=True)
@@ -29,6 +29,15 @@ class SamplingParams(tinker.types.SamplingParams):
 
     renormalize: bool = False
     """Report logprobs after ``top_k``, ``top_p`` and ``min_p``; tokens left out have -inf."""
+
+    seeds: Sequence[int] | None = None
+    """A seed for each of several samples, in place of ``seed``. Each sample is then the one that a
+    request for a single sample with its seed returns."""
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether it has parameters that the SDK does not send."""
+        return bool(self.min_p or self.renormalize or self.seeds)
 
     @model_validator(mode="before")
     @classmethod

@@ -336,6 +336,16 @@ def test_a_long_prompt_beside_answers_replays_short_passes(tmp_path: Path) -> No
     assert recorder.replays - before == 4
 
 
+def test_samples_with_seeds_of_their_own_are_those_of_single_requests(tmp_path: Path) -> None:
+    engine = trained_engine(load("llama", tmp_path, "exact"))
+    seeds = [5, 2**70, -3]
+    one = SampleRequest(ids("Q: 1 + 1?\nA:"), 1, 20, stop=[])
+    [together] = sample(engine, "trained", replace(one, num_samples=3, seeds=seeds))
+    alone = sample(engine, "trained", *(replace(one, seed=seed) for seed in seeds))
+    for mine, single in zip(together.sequences, alone, strict=True):
+        np.testing.assert_array_equal(mine.tokens, single.sequences[0].tokens)
+
+
 def test_scoring_with_another_sampler_leaves_running_rows_their_own_weights(tmp_path: Path) -> None:
     """The other adapter takes the only slot between two steps whose rows stay the same."""
     engine = trained_engine(load("llama", tmp_path, "exact"))

@@ -208,6 +208,11 @@ def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
     ):
         if not is_valid:
             raise UserError(f"{name} is {getattr(request, name)}, but it must {rule}.")
+    if r.seeds is not None and (len(r.seeds) != r.num_samples or r.seed is not None):
+        raise UserError(
+            f"seeds has {len(r.seeds)} numbers for {r.num_samples} samples. Give one for each, and "
+            "leave seed out; or leave seeds out."
+        )
     for token, bias in request.logit_bias.items():
         if not 0 <= token < vocabulary or not math.isfinite(bias):
             raise UserError(

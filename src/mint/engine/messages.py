@@ -181,6 +181,7 @@ class SampleRequest:
     logit_bias: dict[int, float] = field(default_factory=dict)
     renormalize: bool = False  # report logprobs after top_k, top_p and min_p, not before
     seed: int | None = None
+    seeds: list[int] | None = None  # one for each sample, which it then has as if it were alone
     stop: list[str] | list[int] | None = None
     prompt_logprobs: bool = False
     prompt_logprobs_last_n: int | None = None  # score only so many tokens at the prompt's end

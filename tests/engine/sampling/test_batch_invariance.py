@@ -76,6 +76,15 @@ def test_an_answer_alone_is_the_answer_among_others(family: BaseModel) -> None:
         assert_equal(alone, result)
 
 
+def test_samples_with_seeds_of_their_own_are_those_of_single_requests(family: BaseModel) -> None:
+    engine = with_adapters(family, 3)
+    seeds = [5, 2**70, -3, 5]
+    [together] = sample(engine, "s0", request(PROMPTS[0], 0, num_samples=4, seed=None, seeds=seeds))
+    alone = sample(engine, "s0", *(request(PROMPTS[0], seed) for seed in seeds))
+    assert_equal(together, SampleResult([one for each in alone for one in each.sequences]))
+    assert together.sequences[0].tokens.tolist() != together.sequences[1].tokens.tolist()
+
+
 def test_a_cached_prefix_changes_nothing(family: BaseModel) -> None:
     """A turn of a conversation starts from what decoding left in the pool, or from nothing."""
     engine = with_adapters(family, 3)

@@ -241,3 +241,19 @@ def test_filters_and_renormalized_logprobs_reach_the_sampler(live_service: LiveS
         sequence.tokens, sequence.logprobs or [], found.token_ids, found.logprobs, strict=True
     ):
         assert logprob == pytest.approx(logprobs[list(ids).index(token)], abs=1e-6)
+
+
+def test_each_sample_can_have_a_seed_of_its_own(live_service: LiveService) -> None:
+    ours = mint.ServiceClient(base_url=live_service.base_url, api_key="tml-test")
+    sampler = ours.create_sampling_client(base_model=MODEL)
+
+    def sample(count: int, **seeds: Any) -> list[list[int]]:
+        params = mint.types.SamplingParams(max_tokens=6, **seeds)
+        return [list(s.tokens) for s in sampler.sample(prompt(), count, params).result().sequences]
+
+    [four], [five] = sample(1, seed=4), sample(1, seed=5)
+    assert sample(3, seeds=[4, 5, 4]) == [four, five, four]
+    with pytest.raises(mint.RequestFailedError, match="seeds has 3 numbers for 2 samples"):
+        sample(2, seeds=[4, 5, 4])
+    with pytest.raises(mint.RequestFailedError, match="leave seed out"):
+        sample(1, seeds=[4], seed=4)

@@ -211,7 +211,7 @@ class GraphRunner(Runner):
         integers[1, len(fresh) :] = _EMPTY
         for at, s in enumerate(fresh):
             step = len(s.tokens)
-            integers[1:, at] = (s.length - 1, s.tokens[-1], step, signed(s.job.seed), s.index)
+            integers[1:, at] = (s.length - 1, s.tokens[-1], step, signed(s.seed), s.sample)
         sent = to_device(integers, self._device)
         index = sent[0]
         names = ("positions", "tokens", "steps", "seeds", "samples")

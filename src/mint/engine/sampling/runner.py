@@ -116,7 +116,7 @@ class Runner:
         return self._pick(sequences, self.head.logits(hidden, lora))
 
     def _pick(self, sequences: list[Sequence], logits: Tensor) -> Tokens:
-        rows = [RowSettings(s.job.request, s.job.seed, s.index) for s in sequences]
+        rows = [RowSettings(s.job.request, s.seed, s.sample) for s in sequences]
         for at, row in enumerate(rows):
             if is_penalized(row.request):
                 penalize(logits, at, row.request, sequences[at].tokens)

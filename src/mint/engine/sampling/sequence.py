@@ -68,6 +68,8 @@ class Sequence:
 
     job: Job
     index: int
+    seed: int
+    sample: int  # its number among the samples with this seed
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[tuple[IntArray, FloatArray]] = field(default_factory=list)  # ids and logprobs [K]
@@ -150,8 +152,10 @@ class Job:
     finished: int = 0
 
     def __post_init__(self) -> None:
-        self.sequences = [Sequence(self, i) for i in range(self.request.num_samples)]
-        self.seed = secrets.randbits(63) if self.request.seed is None else self.request.seed
+        seed, seeds, count = self.request.seed, self.request.seeds, self.request.num_samples
+        self.seed = secrets.randbits(63) if seed is None else seed
+        drawn = [(self.seed, i) for i in range(count)] if seeds is None else [(s, 0) for s in seeds]
+        self.sequences = [Sequence(self, i, *each) for i, each in enumerate(drawn)]
 
     @property
     def tenant(self) -> str:

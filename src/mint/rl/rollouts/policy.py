@@ -88,11 +88,14 @@ class Policy:
         self,
         prompt: Sequence[int],
         count: int,
-        seed: int | None,
+        seed: int | Sequence[int] | None,
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> list[PolicyAnswer]:
-        """Return ``count`` answers to a prompt, from these weights or from ``newest()``."""
+        """Return ``count`` answers to a prompt, from these weights or from ``newest()``.
+
+        With a list of seeds, each answer is the one that its seed alone gives.
+        """
         if self.newest is not None:
             current = replace(self.newest(), temperature=self.temperature)
             return await current.sample(prompt, count, seed, max_tokens, stop)
@@ -100,7 +103,8 @@ class Policy:
         params = types.SamplingParams(
             max_tokens=max_tokens or self.max_tokens,
             temperature=self.temperature,
-            seed=seed,
+            seed=seed if isinstance(seed, int) else None,
+            seeds=None if seed is None or isinstance(seed, int) else seed,
             stop=texts or None,
             stop_token_ids=None if texts or end is None else [end],
             **self.filters.params(),

@@ -15,6 +15,7 @@ from mint.rl.rollouts.failures import CodeFailure, FailureLog
 from mint.rl.rollouts.policy import Policy, make_segment, seed_for
 from mint.rl.rollouts.rollout import Group, Rollout
 from mint.rl.rollouts.scoring import FailureCounter, apply_score, score_responses
+from mint.rl.sampling.shared_requests import SharingPolicy
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import reward_weights_at, step_of_draw
 
@@ -37,6 +38,7 @@ class Collector:
         self.failures = failures or FailureLog()
         self.sampled_for = sampled_for
         self.answered: Counter[int] = Counter()  # answers so far of each item in progress, by id
+        self._talks = False  # whether a conversation had several replies
 
     async def groups(
         self, policy: Policy, items: Sequence[Item], step: int, size: int, round_: str = ""
@@ -112,6 +114,8 @@ class Collector:
         self, policy: Policy, item: Item, step: int, size: int, place: str
     ) -> list[Rollout]:
         weights = self._weights(policy, step)
+        if policy.digest is not None and not self._talks:  # a mint service, which takes seeds
+            policy = SharingPolicy.of(policy)
 
         async def one(index: int) -> Rollout:
             seed = seed_for(self.cfg.seed, "rollout", step, place, index)
@@ -121,7 +125,9 @@ class Collector:
             self.answered[id(item)] += 1
             return found
 
-        return list(await asyncio.gather(*(one(index) for index in range(size))))
+        rollouts = await asyncio.gather(*(one(index) for index in range(size)))
+        self._talks |= any(len(rollout.turns) > 1 for rollout in rollouts)
+        return list(rollouts)
 
 
 async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:

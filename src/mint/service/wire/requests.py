@@ -323,6 +323,7 @@ class SamplingParamsField(Sampling):
     stop: Stops | None = None
     stop_token_ids: Many[int] | None = None
     renormalize: bool = False
+    seeds: Many[int] | None = None
 
     def stops(self) -> list[str] | list[int] | None:
         if self.stop_token_ids is not None and self.stop is not None:
