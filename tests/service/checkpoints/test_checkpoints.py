@@ -226,6 +226,9 @@ def test_expired_checkpoints_are_not_found(
     assert expired.expires_at < now()
     assert checkpoints.find(new().path, "ada") is None
     assert [row.id for row in store.expired_checkpoints()] == [expired.id]
+    save(checkpoints, run, new(seq_id=2), "its name is free before it is deleted")
+    assert checkpoints.find(new().path, "ada") is not None
+    assert store.expired_checkpoints() == []
 
 
 def test_what_a_crash_left_behind_is_removed_after_a_while(

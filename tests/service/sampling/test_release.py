@@ -188,3 +188,19 @@ async def save_other(local: Local) -> str:
     saving = {"model_id": run, "seq_id": 1, "path": "b"}
     saved = await result(local, await local.post("/save_weights_for_sampler", saving))
     return str(saved["path"])
+
+
+def test_clients_without_a_session_evict_only_samplers_of_their_own_key(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    async def work(local: Local) -> None:
+        samplers = local.service.samplers
+        async with local.service.engines.using(MODEL) as engine:
+            loaded = []
+            for key in ("ada", "eve"):
+                sampler = await samplers.named(Caller(key, key), MODEL)
+                await sampler.load(engine)
+                loaded.append(sampler)
+        assert [sampler.engine for sampler in loaded] == [engine, engine]
+
+    with_service(tmp_path, work, aliases={MODEL: tiny_model}, samplers_per_run=1)

@@ -129,7 +129,7 @@ class CheckpointStore:
         row = self._store.checkpoint(path.run_id, path.kind, path.name)
         if row is None or not may_read(row, user):
             return None
-        return row if row.expires_at is None or row.expires_at > now() else None
+        return None if has_expired(row) else row
 
     def require(self, text: str, user: str) -> CheckpointRow:
         """Parse a path and find its checkpoint. Raises NotFound if there is none for this user."""
@@ -209,8 +209,8 @@ class CheckpointStore:
     def begin(self, new: NewCheckpoint) -> Path:
         """Create an empty draft folder for a checkpoint. Raises UserError if the name is taken."""
         row = self._store.checkpoint(new.path.run_id, new.path.kind, new.path.name)
-        is_own_retry = row is not None and row.seq_id == new.seq_id
-        if row is not None and not new.overwrite and not is_own_retry:
+        is_taken = row is not None and row.seq_id != new.seq_id and not has_expired(row)
+        if is_taken and not new.overwrite:
             raise UserError(
                 f"The checkpoint {new.path.uri} already exists. Choose another name, or pass "
                 "overwrite=True to replace it."
@@ -321,6 +321,10 @@ def require_optimizer(row: CheckpointRow) -> None:
             f"tinker://…/{TRAINING}/… checkpoint, which save_state() makes, or only the "
             "weights of this one (optimizer=False)."
         )
+
+
+def has_expired(row: CheckpointRow) -> bool:
+    return row.expires_at is not None and row.expires_at <= now()
 
 
 def unexpired() -> Condition:

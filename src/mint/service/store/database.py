@@ -120,7 +120,7 @@ class SamplerRow(Owned, Table):
     @property
     def group(self) -> str:
         """Samplers of one group share a limit on how many are kept."""
-        return self.run_id or self.session_id
+        return self.run_id or f"{self.session_id}:{self.key}"
 
 
 class CheckpointRow(Owned, Table):
