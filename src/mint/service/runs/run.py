@@ -281,7 +281,7 @@ class TrainingRun:
 
     async def _close(self, outcome: Outcome) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
-        self._in_engine.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+        self._in_engine.note(outcome)
         self._answer(outcome)
 
     # ---- in the engine --------------------------------------------------------------------------
