@@ -51,12 +51,16 @@ class LiveService:
         self.process.wait()
 
     def child_pids(self) -> list[int]:
-        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        return [int(pid) for children in threads for pid in children.read_text().split()]
+        return children_of(self.process.pid)
 
     def worker_pids(self) -> list[int]:
         """The engine workers that this service started."""
         return [pid for pid in self.child_pids() if _is_worker(pid)]
+
+
+def children_of(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for children in threads for child in children.read_text().split()]
 
 
 def _is_worker(pid: int) -> bool:

@@ -21,7 +21,10 @@ class Faults:
     planned: list[dict[str, object]] = field(default_factory=list)
 
     def at(self, point: str, call: int = 1, action: str = "kill") -> None:
-        """Plan a fault: ``kill``, ``kill after``, ``stop``, or an errno such as ``ENOSPC``."""
+        """Plan a fault: ``kill``, ``stop``, ``MemoryError``, or an errno such as ``ENOSPC``.
+
+        With `` after`` at its end it happens after the call.
+        """
         mark = str(self.folder / f"fault-{len(self.planned)}")
         self.planned.append({"point": point, "call": call, "action": action, "mark": mark})
         self.environment.setenv("MINT_TEST_FAULTS", json.dumps(self.planned))

@@ -244,3 +244,32 @@ def test_a_read_only_folder_refuses_operations_and_keeps_the_journal(tmp_path: P
     assert (journal.body(1), journal.body(2)) == (b"first", b"second")
     assert journal.next == 2
     journal.close()
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2, 3])
+def test_an_outcome_is_final_when_the_next_process_does_not_execute_the_operation(
+    tmp_path: Path, fails_at: int
+) -> None:
+    """The disk fails at a change of the operation's record or, with 0, before that. A record whose
+    sync failed is there after a kill, if it could not be cut off either."""
+    disk = Disk(tmp_path / "home", fails_at or 1, "EROFS", lasts=True, changes=not fails_at)
+    disk.root.mkdir()
+    journal = Journal(disk.root / "run")
+    journal.append_operation(1, "optim_step", "application/json", b"first")
+    with disk.failing():
+        with pytest.raises(OSError, match="Read-only"):
+            journal.append_operation(2, "optim_step", "application/json", b"second")
+        assert journal.append_outcome(Outcome("optim_step", [2], "disk", "user")) == (not fails_at)
+        assert not journal.append_outcome(Outcome("optim_step", [1], "disk", "user"))
+        with pytest.raises(OSError, match="Read-only"):
+            journal.flush()
+        (tmp_path / "killed").mkdir()
+        (tmp_path / "killed" / "journal").write_bytes((disk.root / "run" / "journal").read_bytes())
+    killed = Journal(tmp_path / "killed")
+    assert (2 in killed.entries) == (fails_at == 3)
+    killed.close()
+    journal.flush()
+    journal.close()
+    journal = Journal(disk.root / "run")
+    assert [outcome.seq_ids for outcome in journal.outcomes] == [[2], [1]]
+    journal.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import shutil
+import signal
 import tarfile
 import threading
 from collections.abc import Callable
@@ -27,11 +29,12 @@ from tests.reliability.conftest import Faults
 from tests.reliability.test_kills import client_of, saved
 from tests.reliability.test_waiting import Heard, heard
 from tests.service.samples import batch, datum, json_datum, prompt
-from tests.service_fixture import MODEL, SLOWLY_BOTH, LiveService, RawClient
+from tests.service_fixture import MODEL, SLOWLY_BOTH, LiveService, RawClient, children_of
 
 __all__ = ["heard"]
 Start = Callable[..., LiveService]
 MEGABYTE = 1_000_000
+BLOCK = os.sysconf("SC_PAGE_SIZE")  # of a tmpfs
 STEP = {"adam_params": {"learning_rate": 0.01}}
 
 
@@ -189,6 +192,51 @@ def test_operations_acknowledged_before_a_kill_on_a_full_disk_are_executed_after
     own_service(service.port)
     assert "metrics" in raw.result(step)
     assert saved_by(raw, run, 5) == saved_by(raw, expected, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_room", [False, True], ids=["killed", "room again"])
+def test_an_outcome_is_reported_when_a_full_disk_has_room_for_it(
+    own_service: Start, faults: Faults, tmp_path: Path, has_room: bool
+) -> None:
+    """It was reported before. After a kill the operation was executed again, and succeeded.
+
+    The engine fails at the step. Another one, which waits for operation 2, fills the last block of
+    the journal. The files that the killed service leaves are copied to a disk with room.
+    """
+    need_sandbox()
+    faults.at("mint.engine.engine:Engine.optim_step", 1, "EIO")
+    disk = SmallDisk(own_service, tmp_path / "home", long_poll_s=0.05, disk_reserve_bytes=0)
+    raw = RawClient(disk.service.base_url)
+    run = raw.run()
+    [inside] = disk.service.child_pids()
+    [worker] = children_of(inside)
+    os.kill(worker, signal.SIGSTOP)
+    step = raw.operate("optim_step", run, 1, **STEP)
+    journal = disk.home / "runs" / run.replace(":", "_") / "journal"
+    body = raw.http.build_request("POST", "/", json={"model_id": run, "seq_id": 3, **STEP}).content
+    body += b" " * (-2 * journal.stat().st_size % BLOCK)
+    raw.http.post("/optim_step", content=body, headers={"content-type": "application/json"})
+    assert journal.stat().st_size % BLOCK == 0
+    disk.fill(but=0)
+    os.kill(worker, signal.SIGCONT)
+    while (reported := raw.post("/retrieve_future", {"request_id": step})).status_code == 408:
+        if "paused because the disk is full" in reported.text:
+            break
+    if has_room:
+        disk.make_room()
+        reported = raw.retrieve(step)
+    left = os.open(disk.home, os.O_PATH)
+    os.kill(inside, signal.SIGKILL)
+    disk.service.process.wait()
+    shutil.copytree(f"/proc/self/fd/{left}", tmp_path / "home", dirs_exist_ok=True)
+    os.close(left)
+
+    raw = RawClient(own_service(disk.service.port).base_url)
+    result = raw.result(step)
+    assert reported.status_code == 408 or result == reported.json()
+    assert ("error" in result) == has_room
+    faults.require_all()
 
 
 def operate(raw: RawClient, run: str, number: int) -> tuple[str, str]:

@@ -80,7 +80,7 @@ class Service(SharedComponents):
     def why_paused(self) -> str | None:
         """Return why training is paused, if it is."""
         free, reserve = free_bytes(self.settings.home), self.settings.disk_reserve_bytes
-        return why_paused(free, reserve) if free < reserve or self.runs.paused else None
+        return why_paused(free, reserve) if free < reserve else next(iter(self.runs.paused), None)
 
     async def stop(self) -> None:
         """Stop the engines, and save what is only in memory."""

@@ -2,7 +2,8 @@
 
 ``MINT_TEST_FAULTS`` is a JSON list. Each fault names a function as ``module:qualified.name``, the
 number of the call at which it happens, and what happens: the process is killed before or after the
-call, or stopped, or an OSError is raised. A fault happens once: it leaves a mark in a file.
+call, or stopped, or an OSError or MemoryError is raised before or after it. A fault happens once:
+it leaves a mark in a file.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class _Fault:
         @functools.wraps(original)
         def faulty(*args: Any, **kwargs: Any) -> Any:
             is_due = next(self._calls) == self._call and self._is_first()
-            if is_due and self._action != "kill after":
+            is_after = self._action.endswith(" after")
+            if is_due and not is_after:
                 self._act()
             result = original(*args, **kwargs)
-            if is_due and self._action == "kill after":
+            if is_due and is_after:
                 self._act()
             return result
 
@@ -54,8 +56,10 @@ class _Fault:
             os.kill(os.getpid(), signal.SIGKILL)
         elif self._action == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif self._action.startswith("MemoryError"):
+            raise MemoryError
         else:
-            number = getattr(errno, self._action)
+            number = getattr(errno, self._action.removesuffix(" after"))
             raise OSError(number, os.strerror(number))
 
 

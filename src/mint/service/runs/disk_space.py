@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from mint.service.errors import DATABASE_FAILED, is_disk_full
+from mint.service.errors import DATABASE_FAILED, explain, is_disk_full
 from mint.service.files import free_bytes
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class DiskSpace:
     """Retries the writes of one run while the disk is full.
 
     ``reserve`` bytes must be free before a write starts. From the first failure until something
-    succeeds, it waits for at most ``limit_s``.
+    succeeds, it waits for at most ``limit_s``; without a limit, after any other failure too.
     """
 
     def __init__(self, folder: Path, reserve: int, limit_s: float) -> None:
@@ -40,12 +40,13 @@ class DiskSpace:
         self._limit_s = limit_s
         self._full_since: float | None = None
         self._free = 0
+        self._why = ""
         self._waiting = 0
         self._ended = asyncio.Event()
 
     def why_waiting(self) -> str | None:
         """Return what the writes wait for; None while there is space."""
-        return why_paused(self._free, self._reserve) if self._waiting else None
+        return self._why if self._waiting else None
 
     def end(self) -> None:
         """Let all waiting writes fail now."""
@@ -61,11 +62,14 @@ class DiskSpace:
                     result = await work()
                     self._full_since = None
                     return result
-                except (OSError, *DATABASE_FAILED) as error:
-                    if not is_disk_full(error) or self._is_over():
+                except (OSError, MemoryError, *DATABASE_FAILED) as error:
+                    is_full = is_disk_full(error)
+                    if not (is_full or self._limit_s == float("inf")) or self._is_over():
                         raise
+                    failed = f"paused: {explain(error, 'writing an outcome')[0]} It is tried again."
+                    self._why = why_paused(self._free, self._reserve) if is_full else failed
                     if not is_waiting:
-                        log.warning("training is waiting for disk space: %s", error)
+                        log.warning("training is waiting for the disk: %s", error)
                         is_waiting = True
                         self._waiting += 1
                 with contextlib.suppress(TimeoutError):

@@ -66,9 +66,10 @@ class RunInEngine:
         self._work_s = 0.0
         self._size_after_snapshot = 0
         self._is_restoring = False
+        self._is_ahead = False  # the engine may have a change that the journal does not record
         self.gradients = Gradients()
         for outcome in journal.outcomes:
-            self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+            self.note(outcome)
 
     @property
     def log_hint(self) -> str | None:
@@ -87,6 +88,11 @@ class RunInEngine:
     async def enter(self) -> None:
         """Load the run into its engine, if it is not there."""
         await self._in_engine("loading", lambda engine: asyncio.sleep(0))
+
+    def note(self, outcome: Outcome) -> None:
+        """Take note of an outcome that is in the journal."""
+        self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+        self._is_ahead = self._is_ahead and outcome.error is not None
 
     async def perform(self, kind: str, seq_ids: list[int]) -> Outcome:
         """Execute a group of operations. Raises UserError for the user's mistakes."""
@@ -107,6 +113,8 @@ class RunInEngine:
             try:
                 alone = self._shared.engines.alone(base_model, is_suspect=deaths > 0)
                 async with alone, self._shared.engines.using(base_model) as engine:
+                    if self._is_ahead:  # an operation failed after the engine had executed it
+                        await self.leave()
                     if self._engine is not engine:
                         await self._restore(engine)
                     has_begun, start = True, time.monotonic()
@@ -173,7 +181,7 @@ class RunInEngine:
                             self._shared.futures.finish(f"{run_id}:{seq_id}", answer)
         finally:
             self._is_restoring = False
-        self._engine = engine
+        self._engine, self._is_ahead = engine, False
 
     def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
         """Return whether an operation changed the run, or its answer is needed and not recorded."""
@@ -188,6 +196,15 @@ class RunInEngine:
 
     # ---- operations -----------------------------------------------------------------------------
 
+    async def _change(self, engine: EngineProcess, method: str, **arguments: Any) -> Any:
+        """Change the run in its engine. If the operation fails later, the run is restored."""
+        self._is_ahead = True
+        try:
+            return await engine.call(method, run_id=self._row.id, **arguments)
+        except UserError:  # nothing was changed
+            self._is_ahead = False
+            raise
+
     async def _perform(self, engine: EngineProcess, kind: str, seq_ids: list[int]) -> Outcome:
         if kind in ("forward", "forward_backward"):
             return await self._forward_backward(engine, kind, seq_ids)
@@ -200,8 +217,7 @@ class RunInEngine:
                 return await self._reverse_kl(engine, seq_id, request)
             case requests.OptimStep():
                 params = AdamSettings(**request.adam_params.model_dump())
-                metrics = await engine.call("optim_step", run_id=run_id, params=params)
-                result = {"metrics": metrics}
+                result = {"metrics": await self._change(engine, "optim_step", params=params)}
             case requests.SaveWeightsForSampler(path=None, sampling_session_seq_id=int(number)):
                 sampler_id = f"{self._row.session_id}:sample:{number}"
                 await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
@@ -222,7 +238,7 @@ class RunInEngine:
             case requests.LoadWeights():
                 folder = str(await asyncio.to_thread(self._references.to_load, request, seq_id))
                 optimizer = request.optimizer
-                await engine.call("load_state", run_id=run_id, folder=folder, optimizer=optimizer)
+                await self._change(engine, "load_state", folder=folder, optimizer=optimizer)
                 result = {"path": CheckpointPath.parse(request.path).uri}
         return Outcome(kind, seq_ids, result={**result, "type": kind})
 
@@ -236,8 +252,8 @@ class RunInEngine:
             [entry.content_type == codec.PROTOBUF for entry in entries],
             forward_only=kind == "forward",
         )
-        results: list[ForwardBackwardResult] = await engine.call(
-            "forward_backward", run_id=self._row.id, operations=operations
+        results: list[ForwardBackwardResult] = await self._change(
+            engine, "forward_backward", operations=operations
         )
         answers = await asyncio.to_thread(
             lambda: [Response.protobuf(codec.encode_forward_backward(each)) for each in results]
@@ -251,9 +267,9 @@ class RunInEngine:
     ) -> Outcome:
         data = await asyncio.to_thread(codec.decode_reverse_kl, request.data)
         reference = await self._references.load(engine, request.reference_model_path, seq_id)
-        losses, metrics = await engine.call(
+        losses, metrics = await self._change(
+            engine,
             "forward_backward_reverse_kl",
-            run_id=self._row.id,
             sampler_id=reference,
             data=data,
             temperature=request.temperature,
@@ -295,7 +311,7 @@ class RunInEngine:
     async def snapshot(self, first: int) -> None:
         """Save the state before operation ``first``, unless gradients are accumulated."""
         are_accumulated = self.gradients.kept or self.gradients.voided
-        if self._engine is None or are_accumulated or not self._journal.outcomes:
+        if self._engine is None or self._is_ahead or are_accumulated or not self._journal.outcomes:
             return
         folder: Path | None = None
         try:

@@ -130,12 +130,14 @@ class Journal:
             self._write(encode(header, body), body, durable=True)
             self._note(header, start, len(body))
 
-    def append_outcome(self, outcome: Outcome) -> None:
+    def append_outcome(self, outcome: Outcome) -> bool:
         """Record how operations ended. If that fails, the record is written with the next one.
 
-        A power failure may lose the record of other successes, as a replay repeats them. But an
-        operation that was reported as failed would take effect after all; and a gradient would
-        share the fate of one that arrived later, with which it would be executed as one group.
+        Return whether a kill cannot change it: it is written, or no operation is in the journal to
+        be executed again. A power failure may lose the record of other successes, as a replay
+        repeats them. But an operation that was reported as failed would take effect after all; and
+        a gradient would share the fate of one that arrived later, with which it would be executed
+        as one group.
         """
         durable = outcome.error is not None or outcome.kind in GRADIENT_KINDS
         header: dict[str, Any] = {"done": outcome.seq_ids, "of": outcome.kind}
@@ -149,6 +151,14 @@ class Journal:
             except (OSError, MemoryError):
                 self._unwritten += record
             self._note(header, 0, 0)
+            is_absent = not self._is_torn and self.entries.keys().isdisjoint(outcome.seq_ids)
+            return is_absent or not self._unwritten
+
+    def flush(self) -> None:
+        """Write the outcomes that could not be written before. Raises OSError."""
+        with self._lock:
+            if self._unwritten:
+                self._write(durable=True)
 
     def _write(self, *pieces: bytes, durable: bool = False) -> None:
         """Append bytes, after the outcomes that did not fit on the disk before."""
@@ -174,7 +184,8 @@ class Journal:
 
     def _cut_failed_write(self) -> None:
         """Remove what a failed write left after the last complete record."""
-        os.ftruncate(self._file, self.size)
+        if os.fstat(self._file).st_size > self.size:
+            os.ftruncate(self._file, self.size)
         self._is_torn = False
 
     def _sync_name(self) -> None:
@@ -355,13 +366,11 @@ class Journal:
 
     def close(self) -> None:
         """Close the files and release the lock."""
+        try:
+            self.flush()
+        except OSError as error:
+            log.error("%s lacks outcomes, which will be replayed: %s", self._path, error)
         with self._lock:
-            if self._unwritten:
-                try:
-                    self._write()
-                except OSError as error:
-                    log.error("%s lacks outcomes, which will be replayed: %s", self._path, error)
-                self._unwritten = b""
             if self._file >= 0:
                 os.close(self._file)
             self._file = -1

@@ -229,9 +229,9 @@ class Runs:
         return sum(run.waiting for run in self._runs.values())
 
     @property
-    def paused(self) -> int:
-        """The number of runs that are waiting for disk space."""
-        return sum(run.is_paused for run in self._runs.values())
+    def paused(self) -> list[str]:
+        """Why runs are waiting for the disk, one reason per run."""
+        return [why for run in list(self._runs.values()) if (why := run.why_paused)]
 
     def status(self, run_id: str) -> dict[str, Any]:
         """Return a run's state, how many operations are waiting, and what for."""
@@ -241,7 +241,7 @@ class Runs:
             kept = "on disk" if self._can_train(run_id) else "checkpoints only"
             return {"state": "unloaded" if is_unloaded else kept, "waiting": 0, "reason": None}
         state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
-        state = "paused" if run.is_paused else state
+        state = "paused" if run.why_paused else state
         pending = run.why_waiting() if state != "idle" else None
         reason = pending.reason if pending is not None else None
         return {"state": state, "waiting": run.waiting, "reason": reason}

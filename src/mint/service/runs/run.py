@@ -10,7 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from mint.service.engines.process import EngineProcess
@@ -56,6 +56,8 @@ class TrainingRun:
         home, reserve = self._settings.home, self._settings.disk_reserve_bytes
         self._space = DiskSpace(home, reserve, self._settings.disk_wait_s)
         self._journal_space = DiskSpace(home, 0, self._settings.disk_wait_s)
+        self._outcome_space = DiskSpace(home, 0, float("inf"))
+        self._spaces = (self._outcome_space, self._journal_space, self._space)
         self._turn = asyncio.Lock()
         self._arrived = asyncio.Event()
         self._entering: dict[int, asyncio.Task[None]] = {}
@@ -89,9 +91,9 @@ class TrainingRun:
         return bool(self._entering or journal.entries or journal.taken) or journal.first > 1
 
     @property
-    def is_paused(self) -> bool:
-        """Whether an operation is waiting for disk space."""
-        return any(space.why_waiting() for space in (self._space, self._journal_space))
+    def why_paused(self) -> str | None:
+        """What an operation waits for on the disk; None while none does."""
+        return next(filter(None, (space.why_waiting() for space in self._spaces)), None)
 
     def was_taken(self, seq_id: int) -> bool:
         """Return whether this number has run or is waiting to; one that is too late never does."""
@@ -207,13 +209,14 @@ class TrainingRun:
 
     def why_waiting(self, seq_id: int = 0) -> WaitReason | None:
         """Return what an unfinished operation of this run waits for; None while it runs."""
+        if (why := self.why_paused) is not None:
+            return WaitReason(why)
         if (gap := self._stream.gap) is not None:
             return WaitReason(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:
             return WaitReason(f"the run could not be restored; retrying: {self._trouble}")
-        for part in (self._journal_space, self._space, self._in_engine):
-            if (why := part.why_waiting()) is not None:
-                return WaitReason(why)
+        if (why := self._in_engine.why_waiting()) is not None:
+            return WaitReason(why)
         before = seq_id - self._stream.next + self._turn.locked()
         if seq_id < self._stream.next or before <= 0:
             return None
@@ -280,9 +283,14 @@ class TrainingRun:
         await self._in_engine.maybe_snapshot(outcome, self._stream.next)
 
     async def _close(self, outcome: Outcome) -> None:
-        await asyncio.to_thread(self._journal.append_outcome, outcome)
-        self._in_engine.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
-        self._answer(outcome)
+        """Record an outcome, and report it when a kill cannot change it. (If the run is released
+        before that, the operation may be executed again.)"""
+        is_final = await asyncio.to_thread(self._journal.append_outcome, outcome)
+        self._in_engine.note(outcome)
+        with suppress(OSError):  # as the run is released
+            if not is_final:
+                await self._outcome_space.use(lambda: asyncio.to_thread(self._journal.flush))
+            self._answer(outcome)
 
     # ---- in the engine --------------------------------------------------------------------------
 
@@ -359,6 +367,8 @@ class TrainingRun:
         self._is_released = True
         self._journal_space.end()
         self._space.end()
+        if not for_good:  # otherwise nothing would execute again what was not reported
+            self._outcome_space.end()
         await asyncio.gather(*self._entering.values())
         await self._abandon("The session of this run ended before the operation could run.")
         self.wake()
