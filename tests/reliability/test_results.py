@@ -26,9 +26,11 @@ PROMPT = list(range(200))
 SIZE = len(PROMPT) * 20 * 8  # of the top 20 logprobs of a prompt, and a bit more
 
 
-async def ask(local: Local, user: str, count: int) -> list[tuple[str, dict[str, str]]]:
-    """Let a new key sample with top-k logprobs; return the request ids once all are done."""
-    headers = {"X-API-Key": create_key(local.service.store, user, user)}
+async def ask(
+    local: Local, user: str, count: int, key: str | None = None
+) -> list[tuple[str, dict[str, str]]]:
+    """Let a key sample with top-k logprobs; return the request ids once all are done."""
+    headers = {"X-API-Key": key or create_key(local.service.store, user, user)}
     body: dict[str, Any] = {"session_id": await local.session(headers=headers)}
     body |= {"sampling_session_seq_id": 0, "base_model": MODEL}
     made = await local.post("/create_sampling_session", body, headers=headers)
@@ -91,8 +93,9 @@ def test_beyond_the_bound_on_disk_the_largest_users_oldest_results_are_dropped(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async def work(local: Local) -> None:
-        one = await ask(local, "bob", 1)
-        many = await ask(local, "ada", 30)
+        bob, ada = (create_key(local.service.store, user, user) for user in ("bob", "ada"))
+        one = await ask(local, "bob", 1, bob)  # the service reads the keys now, and then not often
+        many = await ask(local, "ada", 30, ada)
         futures = local.service.futures
         assert futures.in_memory.bytes.total + futures.on_disk.bytes.total <= 15 * (SIZE + 2000)
         found = await statuses(local, many)

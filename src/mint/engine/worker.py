@@ -47,11 +47,11 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
         while True:
             self._take_in()
-            if self._training:
-                self._train()
             if (call := self._next_call()) is not None:
                 self._handle(call)
             self._sample()
+            if self._training:
+                self._train()
 
     def _next_call(self) -> Call | None:
         """Take the first call that need not wait for a training operation of its run."""
@@ -62,7 +62,10 @@ class Worker:
         return None
 
     def _sample(self) -> None:
-        """Let samples advance by one token; beside training, for as long as a pass of it took."""
+        """Let samples advance by one token; beside training, for as long as its last pass took.
+
+        They come first: short ones are then scored, outside of this process, during the pass.
+        """
         until = time.monotonic() + (self._pass_s if self._training else 0.0)
         while not self._engine.sampling.is_idle:
             self._advance()
