@@ -19,6 +19,7 @@ from mint.engine.messages import (
     AdamSettings,
     Call,
     Datum,
+    EngineOptions,
     EngineReply,
     ForwardBackward,
     LoraSpec,
@@ -28,6 +29,7 @@ from mint.engine.messages import (
 )
 from mint.engine.model.base_model import BaseModel
 from mint.engine.training.turns import TrainingOperation, TrainingTurns
+from mint.engine.worker import Worker
 from tests.engine.conftest import ids
 
 
@@ -126,6 +128,34 @@ def test_samples_continue_while_an_operation_trains_in_several_passes(client: Cl
     while not (replies[-1].id == 3 and replies[-1].is_final):
         replies.append(client.receive())
     assert 4 in {reply.id for reply in replies}, "training in several passes let no sample advance"
+
+
+def test_samples_that_wait_get_the_time_of_a_pass_before_the_next_one(tiny_model: Path) -> None:
+    """They got the time that reading the last operation's results took, which is next to none."""
+    service, ours = (Channel(sock) for sock in socket.socketpair())
+    worker = Worker(ours, "tiny", str(tiny_model), EngineOptions())
+    data = [Datum(ids("a text")[:-1], {"target_tokens": ids("a text")[1:]})]
+    operation = PackedOperation.pack(ForwardBackward(data, "cross_entropy"))
+    training = {"run_id": "run", "operations": [operation]}
+    worker._handle(Call(1, "create_run", {"run_id": "run", "lora": LoraSpec(rank=2)}))
+    worker._handle(Call(2, "create_sampler", {"sampler_id": "s"}))
+    worker._handle(Call(3, "forward_backward", training))
+    worker._train()
+    pass_s = worker._pass_s
+    assert pass_s > 0
+    worker._train()
+    assert not worker._training
+    assert worker._pass_s == pass_s
+
+    request = SampleRequest(ids("hello"), 2, 20, stop=[])
+    worker._pass_s = 600.0
+    worker._handle(Call(4, "sample", {"sampler_id": "s", "request": request}))
+    worker._handle(Call(5, "forward_backward", training))
+    worker._sample()
+    replies = [service.receive() for _ in range(5)]
+    assert [reply.id for reply in replies if reply.is_final] == [1, 2, 3, 4]
+    service.close()
+    ours.close()
 
 
 def test_a_small_operation_does_not_wait_for_a_large_one_of_another_run(client: Client) -> None:

@@ -85,7 +85,7 @@ class Worker:
             self._channel.send(_failure(operation.call.id, error))
         else:
             self._training.add(operation)
-        self._pass_s = time.monotonic() - start
+            self._pass_s = time.monotonic() - start
 
     def _read(self) -> None:
         try:

@@ -22,6 +22,10 @@ from mint.rl.sampling.batch import Update
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.extensions import extensions, require_accepted, require_known
 
+_TURNS = 5
+"""Turns of the event loop in which started groups send their requests. An engine that has them
+before it begins a training pass samples first, so that they are scored during the pass."""
+
 
 def loss_config(cfg: RLConfig, temperature: float = 1.0) -> dict[str, float | str] | None:
     """Return the loss's thresholds that the config sets, and the terms that are added to it."""
@@ -60,6 +64,8 @@ async def train(
     loss: LossFunction = service_loss,
 ) -> Update:
     """Train on datums that a policy sampled. All requests are sent before any is awaited."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
     since, temperature = time.monotonic(), policy.temperature if policy else 1.0
     update = Update(datums, {})
     try:
