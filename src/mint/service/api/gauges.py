@@ -74,7 +74,7 @@ class Gauges(Collector):
             "mint_disk_free_bytes", "Free space on the disk of the home folder.", self._disk_free
         )
         yield GaugeMetricFamily(
-            "mint_runs_paused", "Runs that wait for space on the disk.", len(service.runs.paused)
+            "mint_runs_paused", "Runs that wait for the disk.", len(service.runs.paused)
         )
         yield _by_label("queue_depth", "Accepted operations without an answer.", "kind", waiting)
         yield _by_label("results_bytes", "Finished results that are kept.", "where", kept)

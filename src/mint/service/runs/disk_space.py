@@ -31,7 +31,8 @@ class DiskSpace:
     """Retries the writes of one run while the disk is full.
 
     ``reserve`` bytes must be free before a write starts. From the first failure until something
-    succeeds, it waits for at most ``limit_s``; without a limit, after any other failure too.
+    succeeds, it waits for at most ``limit_s``. An infinite limit is for outcomes, which are written
+    again after any other failure too.
     """
 
     def __init__(self, folder: Path, reserve: int, limit_s: float) -> None:
