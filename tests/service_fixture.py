@@ -16,6 +16,7 @@ import pytest
 from mint.service.access.auth import create_key
 from mint.service.store.database import Store
 from tests.postgres import Postgres, postgres
+from tests.processes import arguments_of, children_of
 from tests.tiny import build_model
 
 MODEL, SMOLLM2 = "tiny/llama", "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -58,18 +59,13 @@ class LiveService:
         return [pid for pid in self.child_pids() if _is_worker(pid)]
 
 
-def children_of(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for children in threads for child in children.read_text().split()]
-
-
 def _is_worker(pid: int) -> bool:
     """Whether a child runs a worker's program, or did until it ended a moment ago."""
     try:
-        program = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
+        arguments = arguments_of(pid)
+    except ProcessLookupError:
         return False
-    return not program or b"mint.engine.worker" in program
+    return not arguments or "mint.engine.worker" in arguments
 
 
 def start_service(

@@ -336,7 +336,7 @@ class Vitals:
             try:
                 workers += resident(child)
                 used += seconds(child)
-            except FileNotFoundError:  # it has just ended
+            except (FileNotFoundError, ProcessLookupError):  # it has just ended
                 continue
         return cls(resident(pid), workers, len(os.listdir(f"/proc/{pid}/fd")), used)
 

@@ -25,11 +25,12 @@ from mint.commands.service.doctor import check_service
 from mint.commands.shared.remote import Remote
 from mint.service.errors import is_disk_full
 from tests.needs import need_sandbox
+from tests.processes import children_of
 from tests.reliability.conftest import Faults
 from tests.reliability.test_kills import client_of, saved
 from tests.reliability.test_waiting import Heard, heard
 from tests.service.samples import batch, datum, json_datum, prompt
-from tests.service_fixture import MODEL, SLOWLY_BOTH, LiveService, RawClient, children_of
+from tests.service_fixture import MODEL, SLOWLY_BOTH, LiveService, RawClient
 
 __all__ = ["heard"]
 Start = Callable[..., LiveService]

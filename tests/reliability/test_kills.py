@@ -16,6 +16,7 @@ import pytest
 import tinker
 from tinker import types
 
+from tests.processes import is_running
 from tests.reliability.network import bad_network
 from tests.service.samples import datum, prompt
 from tests.service_fixture import DATABASES, MODEL, LiveService, RawClient
@@ -68,14 +69,6 @@ class Injector:
             while number == signal.SIGKILL and is_running(pid):
                 pass  # on a busy machine dying takes its time
         return workers
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there, and not only its exit status."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def client_of(base_url: str) -> tinker.ServiceClient:

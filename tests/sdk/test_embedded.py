@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mint.embedded import KEPT_LOGS, EmbeddedServiceError, _new_log
+from tests.processes import is_running
 
 HELLO = """
 import sys, mint
@@ -40,14 +41,6 @@ def child_of(script: subprocess.Popen[str]) -> int:
     line = script.stdout.readline()
     assert line, script.communicate()[1]
     return int(line)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"  # ended, but not reaped yet
 
 
 def ends(pid: int) -> bool:

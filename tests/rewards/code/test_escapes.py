@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mint.rewards import CallTest, CodeReward, Limits, StdioTest
+from tests.processes import descendants_of
 
 pytestmark = pytest.mark.sandbox
 
@@ -294,18 +295,6 @@ def attack(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Callab
     return filled
 
 
-def descendants(pid: int | str = "self") -> set[int]:
-    """The processes that this one has started, and those that they have."""
-    found: set[int] = set()
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            pids = [int(child) for child in children.read_text().split()]
-        except OSError:
-            continue
-        found.update(pids, *(descendants(child) for child in pids))
-    return found
-
-
 def secret_tests() -> list[str | CallTest]:
     return [
         f"assert answer() == {SECRET!r}",
@@ -331,11 +320,11 @@ def test_the_secret_can_be_had_outside_the_sandbox(
 def test_an_attack_scores_zero_and_leaves_nothing_behind(
     name: str, attack: Callable[[str], str], tmp_path: Path
 ) -> None:
-    before = descendants()
+    before = descendants_of()
     score = CodeReward(tests=secret_tests(), limits=LIMITS)(attack(name))
     assert score is not None
     assert score.total == 0.0
-    assert descendants() <= before
+    assert descendants_of() <= before
     assert [path.name for path in tmp_path.iterdir()] == ["secret.txt"]
 
 
@@ -343,12 +332,12 @@ def test_an_attack_scores_zero_and_leaves_nothing_behind(
 def test_an_attack_as_a_program_scores_zero(
     name: str, attack: Callable[[str], str], tmp_path: Path
 ) -> None:
-    before = descendants()
+    before = descendants_of()
     reward = CodeReward(tests=[StdioTest("", SECRET)], limits=LIMITS)
     score = reward(f"{attack(name)}\nprint(answer())")
     assert score is not None
     assert score.total == 0.0
-    assert descendants() <= before
+    assert descendants_of() <= before
     assert [path.name for path in tmp_path.iterdir()] == ["secret.txt"]
 
 

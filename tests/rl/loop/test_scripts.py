@@ -36,15 +36,10 @@ run_grpo(Task(), RLConfig.from_env())
 """
 PREEMPTED = f"""
 import os, signal
-from pathlib import Path
 from mint.embedded import embedded_service
 from mint.rl import RLConfig, run_grpo
+from tests.processes import descendants_of
 from tests.rl.conftest import Letters
-
-def children(pid):
-    files = Path(f"/proc/{{pid}}/task").glob("*/children")
-    found = [child for file in files for child in file.read_text().split()]
-    return [int(each) for each in found] + [pid for each in found for pid in children(each)]
 
 class Task(Letters):
     step = 0
@@ -52,8 +47,8 @@ class Task(Letters):
     def compute_reward(self, response, sample):
         if self.step == 2:
             self.step = 0
-            assert len(children(os.getpid())) >= 2  # the service and its worker
-            for pid in (*children(os.getpid()), os.getpid()):
+            assert len(descendants_of()) >= 2  # the service and its worker
+            for pid in (*sorted(descendants_of()), os.getpid()):  # parents first
                 os.kill(pid, signal.SIGTERM)
         return super().compute_reward(response, sample)
 

@@ -21,6 +21,7 @@ from mint.service.admin.settings import Settings
 from mint.service.engines.pool import Engines, Slot
 from mint.service.engines.process import GB, EngineProcess
 from mint.service.errors import EngineDied
+from tests.processes import arguments_of
 from tests.service.runs.test_recovery import logprobs, logprobs_of, train
 from tests.service.samples import batch, json_datum
 from tests.service_fixture import MODEL, LiveService, RawClient
@@ -79,11 +80,6 @@ def test_models_take_turns_in_a_small_memory_and_runs_are_restored(
         for model in raw.http.get("/get_server_capabilities").json()["supported_models"]
     }
     assert {MODEL, OTHER} <= names
-
-
-def arguments_of(pid: int) -> list[str]:
-    """The command line of a process."""
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
 
 
 @pytest.mark.slow
