@@ -78,6 +78,7 @@ class Comparison:
             mint = stack.enter_context(self._start(self._mint(), keep_still=False))
             self.result["mint"] = mint.facts
             self.result["gap"] = mint.ask("gap", tokens=self.options.long)
+            self.result["beside"] = mint.ask("beside", tokens=self.options.short)
             sessions = groupby(contenders, key=lambda contender: contender.session)
             for members in [list(members) for _, members in sessions] or [[]]:
                 self._run_session(members, mint, machine)

@@ -135,6 +135,7 @@ def rows(result: dict[str, Any]) -> list[Row]:
         _decoding(cpu),
         _training(cpu, f"training on {burst} of {short} tokens"),
         *_step(cpu, f"a GRPO step of {burst} of {short} tokens"),
+        *_beside(cpu),
         *_gap(cpu),
     ]
 
@@ -215,6 +216,20 @@ def _step(cpu: CpuResult, text: str) -> list[Row]:
         spread = Spread.of([record[part] for record in records])
         found.append(Row(f"cpu.step.{part}", f"- {part}", spread.show(seconds) if spread else "-"))
     return found
+
+
+def _beside(cpu: CpuResult) -> list[Row]:
+    found = cpu.result.get("beside")
+    if found is None:
+        return []
+    training, alone = found["training"], Spread.of(found["alone"])
+    waits = Spread.of(found["beside"])
+    assert waits
+    assert alone
+    text = f"an answer of {found['tokens']} tokens requested during {seconds(training)} of training"
+    against = f"without training: {alone.show(seconds)}"
+    ratios = ratio(waits.middle / alone.middle)
+    return [Row("cpu.beside", text, waits.show(seconds), against, ratios)]
 
 
 def _gap(cpu: CpuResult) -> list[Row]:

@@ -127,6 +127,14 @@ def test_the_ceiling_counts_prompts_once_and_the_head_for_answers_only(
     assert CpuResult(cpu).matmul_seconds(500, 480) == pytest.approx(needed)
 
 
+def test_an_answer_beside_training_is_compared_with_one_without(cpu: dict[str, Any]) -> None:
+    assert "cpu.beside" not in by_key(report.make_rows(cpu)), "results of before have none"
+    cpu["beside"] = {"beside": [0.3, 0.2, 0.9], "alone": [0.1, 0.2], "training": 1.2, "tokens": 16}
+    row = by_key(report.make_rows(cpu))["cpu.beside"]
+    assert row.mint == "0.30 (0.20 to 0.90) s"
+    assert row.ratio == "2.00×"
+
+
 def test_the_gap_has_a_target_where_exactness_was_asked_for(cpu: dict[str, Any]) -> None:
     cpu["gap"] = {"mean": 5e-4, "largest": 0.02, "tokens": 480}
     assert by_key(report.make_rows(cpu))["cpu.gap.largest"].verdict == ""

@@ -130,32 +130,73 @@ def test_samples_continue_while_an_operation_trains_in_several_passes(client: Cl
     assert 4 in {reply.id for reply in replies}, "training in several passes let no sample advance"
 
 
-def test_samples_that_wait_get_the_time_of_a_pass_before_the_next_one(tiny_model: Path) -> None:
-    """They got the time that reading the last operation's results took, which is next to none."""
+@pytest.fixture
+def pair(tiny_model: Path) -> Iterator[tuple[Channel, Worker]]:
+    """The service's side of a channel and a worker in this process, with a run and a sampler."""
     service, ours = (Channel(sock) for sock in socket.socketpair())
     worker = Worker(ours, "tiny", str(tiny_model), EngineOptions())
-    data = [Datum(ids("a text")[:-1], {"target_tokens": ids("a text")[1:]})]
-    operation = PackedOperation.pack(ForwardBackward(data, "cross_entropy"))
-    training = {"run_id": "run", "operations": [operation]}
     worker._handle(Call(1, "create_run", {"run_id": "run", "lora": LoraSpec(rank=2)}))
     worker._handle(Call(2, "create_sampler", {"sampler_id": "s"}))
-    worker._handle(Call(3, "forward_backward", training))
+    assert [service.receive().id for _ in range(2)] == [1, 2]
+    yield service, worker
+    service.close()
+    ours.close()
+
+
+def training_call(call_id: int) -> Call:
+    data = [Datum(ids("a text")[:-1], {"target_tokens": ids("a text")[1:]})]
+    operation = PackedOperation.pack(ForwardBackward(data, "cross_entropy"))
+    return Call(call_id, "forward_backward", {"run_id": "run", "operations": [operation]})
+
+
+def sampling_call(call_id: int, max_tokens: int) -> Call:
+    request = SampleRequest(ids("hello"), 2, max_tokens, stop=[])
+    return Call(call_id, "sample", {"sampler_id": "s", "request": request})
+
+
+def final_reply(service: Channel) -> EngineReply:
+    while not (reply := service.receive()).is_final:
+        pass
+    return reply
+
+
+def test_samples_that_wait_get_the_time_of_a_pass_before_the_next_one(
+    pair: tuple[Channel, Worker],
+) -> None:
+    """They got the time that reading the last operation's results took, which is next to none."""
+    service, worker = pair
+    worker._handle(training_call(3))
     worker._train()
-    pass_s = worker._pass_s
+    pass_s = worker._share._pass_s
     assert pass_s > 0
     worker._train()
     assert not worker._training
-    assert worker._pass_s == pass_s
+    assert worker._share._pass_s == pass_s
+    assert final_reply(service).id == 3
 
-    request = SampleRequest(ids("hello"), 2, 20, stop=[])
-    worker._pass_s = 600.0
-    worker._handle(Call(4, "sample", {"sampler_id": "s", "request": request}))
-    worker._handle(Call(5, "forward_backward", training))
-    worker._sample()
-    replies = [service.receive() for _ in range(5)]
-    assert [reply.id for reply in replies if reply.is_final] == [1, 2, 3, 4]
-    service.close()
-    ours.close()
+    worker._share._pass_s = 600.0
+    worker._handle(sampling_call(4, 20))
+    worker._handle(training_call(5))
+    worker._sample_beside_training()
+    assert final_reply(service).id == 4
+
+
+def test_a_sample_that_arrives_during_a_pass_does_not_wait_for_its_end(
+    pair: tuple[Channel, Worker],
+) -> None:
+    service, worker = pair
+    worker._handle(training_call(3))
+    worker._inbox.put(sampling_call(4, 1))
+    worker._inbox.put(Call(5, "optim_step", {"run_id": "run", "params": AdamSettings()}))
+    worker._train()  # the only pass: what is left is to report its results
+    assert final_reply(service).id == 4
+    assert worker._next_call() is None, "the step waits for the end of the operation"
+    worker._train()
+    assert final_reply(service).id == 3
+    call = worker._next_call()
+    assert call is not None
+    worker._handle(call)
+    assert final_reply(service).error is None
 
 
 def test_a_small_operation_does_not_wait_for_a_large_one_of_another_run(client: Client) -> None:

@@ -13,9 +13,10 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections import deque
+from contextlib import AbstractContextManager
+from typing import Any
 
 from .channel import Channel
 from .messages import Call, EngineOptions, EngineReply, PackedOperation, UserError
@@ -25,10 +26,13 @@ class Worker:
     """Runs calls; between them, all running samples advance together.
 
     The calls of a run are run in order. Training is done pass by pass: see :mod:`.training.turns`.
+    On a CPU samples also advance during a pass, which pauses for them. On a GPU a pass is recorded
+    and cannot.
     """
 
     def __init__(self, channel: Channel, name: str, folder: str, options: EngineOptions) -> None:
         from mint.engine.model.base_model import BaseModel
+        from mint.engine.training.time_share import TimeShare
         from mint.engine.training.turns import TrainingTurns
 
         from .engine import Engine
@@ -37,7 +41,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._calls: deque[Call] = deque()
         self._training = TrainingTurns()
-        self._pass_s = 0.0  # what the last training pass took
+        self._share = TimeShare()
         model = BaseModel.load(name, folder, precision=options.precision)
         self._engine = Engine(model, options.memory_gb)
 
@@ -46,12 +50,17 @@ class Worker:
         self._channel.send(EngineReply(0, self._engine.info))
         threading.Thread(target=self._read, daemon=True).start()
         while True:
-            self._take_in()
+            if not self._calls and not self._training and self._engine.sampling.is_idle:
+                self._take_in(self._inbox.get())
+            self._take_in_all()
             if (call := self._next_call()) is not None:
                 self._handle(call)
-            self._sample()
             if self._training:
+                self._share.trained()
+                self._sample_beside_training()
                 self._train()
+            elif not self._engine.sampling.is_idle:
+                self._advance()
 
     def _next_call(self) -> Call | None:
         """Take the first call that need not wait for a training operation of its run."""
@@ -61,31 +70,38 @@ class Worker:
                 return call
         return None
 
-    def _sample(self) -> None:
-        """Let samples advance by one token; beside training, for as long as its last pass took.
-
-        They come first: short ones are then scored, outside of this process, during the pass.
-        """
-        until = time.monotonic() + (self._pass_s if self._training else 0.0)
-        while not self._engine.sampling.is_idle:
+    def _sample_beside_training(self) -> None:
+        """Let samples advance for as long as training has to wait for them."""
+        while not self._engine.sampling.is_idle and self._share.is_for_samples:
             self._advance()
-            self._take_in()
-            if time.monotonic() >= until:
-                break
+            self._take_in_all()
+            self._share.sampled()
+
+    def _pause(self) -> None:
+        """Let samples advance in the middle of a training pass."""
+        self._share.trained()
+        self._take_in_all()
+        self._sample_beside_training()
 
     def _train(self) -> None:
         """Run one pass of the operation whose turn it is."""
         operation = self._training.next()
-        start = time.monotonic()
+        self._share.begin_pass()
         try:
-            next(operation.steps)
+            with self._pausing():
+                next(operation.steps)
         except StopIteration as end:
             self._channel.send(EngineReply(operation.call.id, end.value))
         except Exception as error:
             self._channel.send(_failure(operation.call.id, error))
         else:
             self._training.add(operation)
-            self._pass_s = time.monotonic() - start
+            self._share.end_pass()  # what ended above only read results
+
+    def _pausing(self) -> AbstractContextManager[None]:
+        from mint.engine.model.pauses import pausing
+
+        return pausing(self._pause if self._engine.model.device.type == "cpu" else None)
 
     def _read(self) -> None:
         try:
@@ -96,21 +112,20 @@ class Worker:
         finally:
             os._exit(0)  # the service is gone
 
-    def _take_in(self) -> None:
-        """Queue what has arrived; wait for something only when there is nothing to do.
+    def _take_in_all(self) -> None:
+        while not self._inbox.empty():
+            self._take_in(self._inbox.get())
+
+    def _take_in(self, call: Call) -> None:
+        """Queue a call.
 
         Samples start at once, so that neither they nor the other calls starve: a step of the loop
         is one call and one token. (A sampler is used only after its creation was answered.)
         """
-        is_busy = bool(self._training) or not self._engine.sampling.is_idle
-        wait = not self._calls and not is_busy
-        while wait or not self._inbox.empty():
-            call = self._inbox.get()
-            if call.method in ("sample", "cancel_sample"):
-                self._handle(call)
-            else:
-                self._calls.append(call)
-            wait = False
+        if call.method in ("sample", "cancel_sample"):
+            self._handle(call)
+        else:
+            self._calls.append(call)
 
     def _handle(self, call: Call) -> None:
         try:
@@ -119,11 +134,15 @@ class Worker:
             elif call.method == "forward_backward":
                 self._begin_training(call, **call.arguments)
             else:
-                is_ours = call.method == "cancel_sample"
-                method = self._cancel if is_ours else getattr(self._engine, call.method)
-                self._channel.send(EngineReply(call.id, method(**call.arguments)))
+                self._channel.send(EngineReply(call.id, self._run(call)))
         except Exception as error:
             self._channel.send(_failure(call.id, error))
+
+    def _run(self, call: Call) -> Any:
+        if call.method == "cancel_sample":
+            return self._cancel(**call.arguments)
+        with self._pausing():  # a distillation has passes too
+            return getattr(self._engine, call.method)(**call.arguments)
 
     def _begin_training(self, call: Call, run_id: str, operations: list[PackedOperation]) -> None:
         from mint.engine.training.turns import TrainingOperation

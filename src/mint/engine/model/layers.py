@@ -5,10 +5,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mint.engine.model.context import active, running
+from mint.engine.model.pauses import pause_at
 from mint.engine.model.sampled_trunk import SampledTrunk
 
 _RECOMPILES = 64  # variants of a layer: training, prefill, decoding; by window, slots and size
@@ -24,7 +25,7 @@ def wrap_layers(trunk: nn.Module, compiled: bool) -> None:
         torch._dynamo.config.accumulated_recompile_limit = 16 * _RECOMPILES
     for layer in decoder_layers(trunk):
         forward = torch.compile(layer.forward) if compiled else layer.forward
-        layer.forward = _recomputable(forward)
+        layer.forward = _pausing(_recomputable(forward))
     if SampledTrunk.is_possible(trunk):
         trunk.forward = SampledTrunk(trunk).wrap(trunk.forward)
 
@@ -33,6 +34,14 @@ def decoder_layers(trunk: nn.Module) -> list[nn.Module]:
     """Return the layers of a decoder: its longest list of modules."""
     lists = [list(child) for child in trunk.children() if isinstance(child, nn.ModuleList)]
     return max(lists, key=len, default=[])
+
+
+def _pausing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        pause_at(hidden)
+        return forward(hidden, *args, **kwargs)
+
+    return run
 
 
 def _recomputable(forward: Callable[..., Any]) -> Callable[..., Any]:

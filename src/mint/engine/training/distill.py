@@ -15,6 +15,7 @@ from mint.engine.attention import tree_attention
 from mint.engine.messages import DistillDatum, FloatArray, IntArray, ModelInfo, UserError
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Lora, NoLora
+from mint.engine.model.pauses import pause
 from mint.engine.training.tree import PrefixTree, pack
 
 
@@ -36,6 +37,7 @@ def reverse_kl(
     leaf = mine.detach().requires_grad_()
     values = []  # chunk by chunk: a bounded number of rows of logits exist at a time
     for start in range(0, len(leaf), model.head.chunk_rows()):
+        pause()
         part = slice(start, start + model.head.chunk_rows())
         with torch.no_grad():
             log_r = _logprobs(model, reference, theirs[part], temperature)

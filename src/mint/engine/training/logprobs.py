@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from mint.engine.messages import IntArray
 from mint.engine.model.context import Lora, TrainedLora
 from mint.engine.model.head import Head
+from mint.engine.model.pauses import pause
 from mint.engine.model.precision import to_device
 from mint.engine.native.training import softmax_
 
@@ -131,6 +132,7 @@ class _TargetLogprobs(torch.autograd.Function):
         weight = head.pulling_weight() if looks_ahead and not by_kernels else None
         ctx.known = None
         for chunk, entries in targets.chunks(head.chunk_rows(by_kernels)):
+            pause()
             logits = head.logits(hidden[targets.nodes[chunk]], lora)
             rows = targets.rows[entries] - chunk.start
             cells = (rows, tokens[entries])
@@ -180,6 +182,7 @@ class _TargetLogprobs(torch.autograd.Function):
             over_all = [g.masked_fill(chosen, 0.0) for g in over_all]
         weight = head.linear.weight.to(head.linear.precision.gradients)
         for chunk, entries in targets.chunks(head.chunk_rows(), trained_only=True):
+            pause()
             piece = hidden[targets.nodes[chunk]]
             rows = targets.rows[entries] - chunk.start
             logits, inner = head.raw_logits(piece, ctx.lora, ctx.known)
