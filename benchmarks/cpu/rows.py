@@ -7,6 +7,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+from benchmarks import beside
 from benchmarks.table import Row, Spread, Target, rate, ratio, seconds, share, small
 
 NAMES = {"vllm": "vLLM", "transformers": "transformers `generate`", "peft": "transformers + PEFT"}
@@ -135,7 +136,7 @@ def rows(result: dict[str, Any]) -> list[Row]:
         _decoding(cpu),
         _training(cpu, f"training on {burst} of {short} tokens"),
         *_step(cpu, f"a GRPO step of {burst} of {short} tokens"),
-        *_beside(cpu),
+        *beside.rows("cpu.beside", cpu.result.get("beside")),
         *_gap(cpu),
     ]
 
@@ -216,20 +217,6 @@ def _step(cpu: CpuResult, text: str) -> list[Row]:
         spread = Spread.of([record[part] for record in records])
         found.append(Row(f"cpu.step.{part}", f"- {part}", spread.show(seconds) if spread else "-"))
     return found
-
-
-def _beside(cpu: CpuResult) -> list[Row]:
-    found = cpu.result.get("beside")
-    if found is None:
-        return []
-    training, alone = found["training"], Spread.of(found["alone"])
-    waits = Spread.of(found["beside"])
-    assert waits
-    assert alone
-    text = f"an answer of {found['tokens']} tokens requested during {seconds(training)} of training"
-    against = f"without training: {alone.show(seconds)}"
-    ratios = ratio(waits.middle / alone.middle)
-    return [Row("cpu.beside", text, waits.show(seconds), against, ratios)]
 
 
 def _gap(cpu: CpuResult) -> list[Row]:

@@ -6,12 +6,12 @@ Before anything is measured the run is trained a little, so that its adapter cha
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import mint
+from benchmarks import beside
 from benchmarks.cpu.answering import Handler, serve, versions
 from benchmarks.cpu.workload import SEED, Workload
 from mint.commands.bench.measure import read_plan
@@ -22,7 +22,6 @@ from mint.rl.rollouts.rollout import Segment
 
 FIRST_LEARNING_RATE = 1e-3
 ASSUMED_LOGPROB = -5.0
-ARRIVALS = 5  # of answers during a training pass, from its begin to its end
 
 
 def main() -> None:
@@ -68,14 +67,14 @@ def prepare(work: Workload) -> tuple[dict[str, Handler], dict[str, Any]]:
         groups_P, _ = run.sample(prompts, group, tokens)
         return measure_gap(run, groups_P)
 
-    def beside(tokens: int) -> dict[str, Any]:
+    def wait(tokens: int) -> dict[str, Any]:
         run.handoff()
-        return measure_beside(run, data, tokens)
+        return beside.measure(run, data, tokens)
 
     step(2)
     precision, reason = read_plan(embedded_service().log.read_text(errors="replace"))
     facts = {"precision": precision, "reason": reason, **versions("mint", "torch", "transformers")}
-    handlers = {"sample": sample, "train": train, "step": step, "gap": gap, "beside": beside}
+    handlers = {"sample": sample, "train": train, "step": step, "gap": gap, "beside": wait}
     return handlers, facts
 
 
@@ -91,21 +90,6 @@ def measure_gap(run: TimedRun, groups_P: list[list[Any]]) -> dict[str, Any]:
         )
     ]
     return {"mean": fmean(gaps), "largest": max(gaps), "tokens": len(gaps)}
-
-
-def measure_beside(run: TimedRun, data: list[Any], tokens: int) -> dict[str, Any]:
-    """Return how long one answer takes that is requested during training, and without any."""
-    run.sample(1, 1, tokens)  # the prompt is known from here on
-    alone = [run.sample(1, 1, tokens)[1] for _ in range(ARRIVALS)]
-    training = run.forward_backward(data)
-    beside = []
-    for number in range(1, 1 + ARRIVALS):
-        future = run.client.forward_backward(data, loss_fn="importance_sampling")
-        time.sleep(training * number / (ARRIVALS + 1))
-        beside.append(run.sample(1, 1, tokens)[1])
-        future.result()
-    run.optim_step()
-    return {"beside": beside, "alone": alone, "training": training, "tokens": tokens}
 
 
 def _check(answers: list[Any], tokens: int, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from benchmarks import beside
 from benchmarks.table import (
     Row,
     Target,
@@ -233,6 +234,7 @@ def _service(gpu: GpuResult, parts: float | None) -> list[Row]:
             HANDOFF,
             part,
         ),
+        *beside.rows(gpu.key("service", "beside"), gpu.get("service", "beside")),
     ]
 
 

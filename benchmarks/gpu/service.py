@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import beside
 from benchmarks.gpu.driver import RANK
 from benchmarks.gpu.shapes import Sizes
 
@@ -41,6 +42,8 @@ def measure(folder: Path, sizes: Sizes, vocabulary: int, precision: str) -> dict
             run.optim_step(FIRST_LEARNING_RATE)
             step()
             times = [step() for _ in range(ROUNDS)]
+            groups, _ = run.sample(sizes.grpo_prompts, sizes.grpo_group, sizes.grpo_new)
+            waits = beside.measure(run, run.datums(groups))
         finally:
             stop_embedded_service()
     whole = median(each.total for each in times)
@@ -55,4 +58,5 @@ def measure(folder: Path, sizes: Sizes, vocabulary: int, precision: str) -> dict
         "handoff_share": parts["handoff"] / whole,
         "tokens_per_second": tokens / whole,
         "rounds": [each.total for each in times],
+        "beside": waits,
     }

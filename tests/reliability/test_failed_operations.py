@@ -21,6 +21,7 @@ from tests.service_fixture import MODEL, LiveService, RawClient
 Start = Callable[..., LiveService]
 ENCODE = "mint.service.wire.codec:encode_forward_backward"
 OUTCOME = "mint.service.runs.in_engine:Outcome"
+RECORD = "mint.service.runs.journal:Journal.append_outcome"
 OPTIM_STEP = "mint.engine.engine:Engine.optim_step"
 WRITE = "mint.service.runs.journal:_write"
 
@@ -67,10 +68,21 @@ def finish(raw: RawClient, run: str, home: Path, number: int) -> bytes:
                 ("load_weights", [(OUTCOME, 5, "MemoryError")]),
                 ("optim_step", [(OUTCOME, 5, "MemoryError")]),
                 ("optim_step", [(OPTIM_STEP, 2, "EIO after")]),
+                ("forward_backward", [(RECORD, 5, "MemoryError")]),
+                ("optim_step", [(RECORD, 5, "MemoryError")]),
             )
         ),
     ],
-    ids=["answer", "replay", "reverse_kl", "load_weights", "optim_step", "engine"],
+    ids=[
+        "answer",
+        "replay",
+        "reverse_kl",
+        "load_weights",
+        "optim_step",
+        "engine",
+        "gradient's record",
+        "step's record",
+    ],
 )
 def test_an_operation_that_fails_after_the_engine_executed_it_has_no_effect(
     own_service: Start, faults: Faults, kind: str, fails_at: list[tuple[str, int, str]]
@@ -175,7 +187,7 @@ def test_an_outcome_that_cannot_be_written_at_first_is_written_before_its_run_is
 
 
 def test_an_outcome_waits_for_a_disk_that_cannot_be_written_and_says_why(tmp_path: Path) -> None:
-    space = DiskSpace(tmp_path, 0, float("inf"))
+    space = DiskSpace(tmp_path, 0, limit_s=None)
     failures = [OSError(errno.EROFS, "Read-only file system"), MemoryError()]
     why: list[str | None] = []
 
@@ -188,5 +200,5 @@ def test_an_outcome_waits_for_a_disk_that_cannot_be_written_and_says_why(tmp_pat
     assert asyncio.run(space.use(write)) == "written"
     assert why[0] is None
     assert "Writing an outcome failed: Read-only file system. It is tried again." in str(why[1])
-    assert "writing an outcome failed in the service" in str(why[2])
+    assert "Writing an outcome failed: the service has no memory left." in str(why[2])
     assert space.why_waiting() is None

@@ -53,6 +53,11 @@ def explain(error: Exception, doing: str, where: str | None = None) -> tuple[str
             return str(error), "server"
         case OSError():
             return readable_os_error(error, doing), "server"
+        case MemoryError():
+            log.error("%s failed: no memory", doing, exc_info=error)
+            more = f" ({error})" if str(error) else ""
+            begin = f"{doing[:1].upper()}{doing[1:]} failed: the service has no memory left{more}."
+            return f"{begin} Free memory on its machine, or send smaller batches.", "server"
         case DataError():  # PostgreSQL does not store or compare a string with a NUL, for example
             why = f"A value of this request cannot be stored: {error.orig}."
             return f"{why} Correct it and send it again.", "user"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -31,11 +32,11 @@ class DiskSpace:
     """Retries the writes of one run while the disk is full.
 
     ``reserve`` bytes must be free before a write starts. From the first failure until something
-    succeeds, it waits for at most ``limit_s``. An infinite limit is for outcomes, which are written
-    again after any other failure too.
+    succeeds, it waits for at most ``limit_s``. Without a limit, as for outcomes, it retries after
+    any other failure too.
     """
 
-    def __init__(self, folder: Path, reserve: int, limit_s: float) -> None:
+    def __init__(self, folder: Path, reserve: int, limit_s: float | None) -> None:
         self._folder = folder
         self._reserve = reserve
         self._limit_s = limit_s
@@ -54,7 +55,7 @@ class DiskSpace:
         self._ended.set()
 
     async def use(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run work that writes; while the disk is full, wait and retry it, up to ``limit_s``."""
+        """Run work that writes; while it cannot, wait and retry it."""
         wait_s, is_waiting = _FIRST_WAIT_S, False
         try:
             while True:
@@ -65,7 +66,7 @@ class DiskSpace:
                     return result
                 except (OSError, MemoryError, *DATABASE_FAILED) as error:
                     is_full = is_disk_full(error)
-                    if not (is_full or self._limit_s == float("inf")) or self._is_over():
+                    if not (is_full or self._limit_s is None) or self._is_over():
                         raise
                     failed = f"paused: {explain(error, 'writing an outcome')[0]} It is tried again."
                     self._why = why_paused(self._free, self._reserve) if is_full else failed
@@ -87,7 +88,8 @@ class DiskSpace:
     def _is_over(self) -> bool:
         if self._full_since is None:
             self._full_since = time.monotonic()
-        return self._ended.is_set() or time.monotonic() - self._full_since >= self._limit_s
+        limit_s = math.inf if self._limit_s is None else self._limit_s
+        return self._ended.is_set() or time.monotonic() - self._full_since >= limit_s
 
 
 def _megabytes(size: int) -> str:

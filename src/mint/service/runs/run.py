@@ -56,7 +56,7 @@ class TrainingRun:
         home, reserve = self._settings.home, self._settings.disk_reserve_bytes
         self._space = DiskSpace(home, reserve, self._settings.disk_wait_s)
         self._journal_space = DiskSpace(home, 0, self._settings.disk_wait_s)
-        self._outcome_space = DiskSpace(home, 0, float("inf"))
+        self._outcome_space = DiskSpace(home, 0, limit_s=None)
         self._spaces = (self._outcome_space, self._journal_space, self._space)
         self._turn = asyncio.Lock()
         self._arrived = asyncio.Event()
@@ -275,22 +275,29 @@ class TrainingRun:
                     "batch, so none of their gradients were kept.)"
                 )
             outcome = Outcome(kind, seq_ids, why, category)
-        await self._close(outcome)
+        outcome = await self._close(outcome)
         if outcome.error is None:
             self._trouble = None
             counted = "prompt_tokens" if kind == "forward" else "tokens_trained"
             self._usage.add(self.row.key, self.row.id, **{counted: outcome.tokens})
         await self._in_engine.maybe_snapshot(outcome, self._stream.next)
 
-    async def _close(self, outcome: Outcome) -> None:
+    async def _close(self, outcome: Outcome) -> Outcome:
         """Record an outcome, and report it when a kill cannot change it. (If the run is released
-        before that, the operation may be executed again.)"""
-        is_final = await asyncio.to_thread(self._journal.append_outcome, outcome)
+        before that, the operation may be executed again.) Return what was recorded: an outcome
+        without memory for its record is a failure."""
+        try:
+            is_final = await asyncio.to_thread(self._journal.append_outcome, outcome)
+        except MemoryError as error:
+            why, category = explain(error, f"recording the outcome of {outcome.kind}")
+            outcome = Outcome(outcome.kind, outcome.seq_ids, why, category)
+            is_final = await asyncio.to_thread(self._journal.append_outcome, outcome)
         self._in_engine.note(outcome)
         with suppress(OSError):  # as the run is released
             if not is_final:
                 await self._outcome_space.use(lambda: asyncio.to_thread(self._journal.flush))
             self._answer(outcome)
+        return outcome
 
     # ---- in the engine --------------------------------------------------------------------------
 
