@@ -114,6 +114,7 @@ bench: $(INSTALLED) bench-envs
 	@$(BIN)/python -m benchmarks.report
 
 demo: $(INSTALLED)
+	@scripts/system_packages.sh gcc libc6-dev
 	@echo "Preparing $(SMOLLM2)."
 	@$(BIN)/mint models get $(SMOLLM2) > /dev/null
 	@echo "Training it to add, by reinforcement learning."

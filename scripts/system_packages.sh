@@ -15,8 +15,8 @@ PACKAGES=$(cat << 'END'
 git | conformance tests and scripts/fresh_root.sh | command -v git
 make | the targets of the Makefile | command -v make
 python3-venv | the environments .venv and .venvs/* | $PYTHON -c 'import venv, ensurepip'
-gcc | reasoning-gym: one of its packages is compiled | command -v gcc
-libc6-dev | reasoning-gym: the headers of the C library | test -e /usr/include/stdio.h
+gcc | the kernels that make a CPU several times as fast; reasoning-gym | command -v gcc
+libc6-dev | the headers of the C library, for gcc | test -e /usr/include/stdio.h
 python3-dev | reasoning-gym: the headers of Python | $PYTHON -c 'import os, sysconfig as s; os.stat(s.get_paths()["include"] + "/Python.h")'
 bubblewrap | the sandbox in which rewards run code that a model wrote | command -v bwrap
 chromium | browser tests of the dashboard | command -v chromium || command -v chromium-browser || command -v google-chrome
