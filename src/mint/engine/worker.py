@@ -96,7 +96,7 @@ class Worker:
             self._channel.send(_failure(operation.call.id, error))
         else:
             self._training.add(operation)
-            self._share.end_pass()  # what ended above only read results
+            self._share.end_pass()  # an operation that ended above only read its results
 
     def _pausing(self) -> AbstractContextManager[None]:
         from mint.engine.model.pauses import pausing

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -88,8 +87,8 @@ class DiskSpace:
     def _is_over(self) -> bool:
         if self._full_since is None:
             self._full_since = time.monotonic()
-        limit_s = math.inf if self._limit_s is None else self._limit_s
-        return self._ended.is_set() or time.monotonic() - self._full_since >= limit_s
+        waited_s = time.monotonic() - self._full_since
+        return self._ended.is_set() or (self._limit_s is not None and waited_s >= self._limit_s)
 
 
 def _megabytes(size: int) -> str:
